@@ -1,0 +1,1198 @@
+# SPDX-License-Identifier: MIT
+"""DOCSTRING"""
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Callable, NamedTuple, Optional
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+INF = float("inf")
+
+
+# ======================================================================================
+# 1. Tasks: digits in, tokens out
+# ======================================================================================
+#
+# A digit's token is its value. Numbers are digit tensors (B, W), least significant digit
+# first, never integers, so any length works.
+
+VOCAB = "0123456789+*$&@"
+START, END, PAD = "$", "&", "@"
+TOKEN = {symbol: token for token, symbol in enumerate(VOCAB)}
+
+
+def encode(text):
+    """String of VOCAB symbols -> (T,) int64 tokens. Raises: ValueError on any other symbol."""
+    for symbol in text:
+        if symbol not in TOKEN:
+            raise ValueError(f"no token for {symbol!r}; the vocabulary is {VOCAB}")
+    return torch.tensor([TOKEN[symbol] for symbol in text], dtype=torch.int64)
+
+
+def decode(tokens):
+    """(T,) tokens -> string."""
+    return "".join(VOCAB[token] for token in tokens)
+
+
+def carry(columns, base):
+    """Column sums (B, W), least significant first -> digits (B, W) of the same number.
+
+    Raises: ValueError when the last column carries, that is, when W digits are too few.
+    """
+    digits, rest = [], torch.zeros_like(columns[:, 0])
+    for column in columns.unbind(1):
+        total = column + rest
+        digits.append(total % base)
+        rest = total // base
+    if rest.any():
+        raise ValueError(f"the answer does not fit the width {columns.shape[1]}")
+    return torch.stack(digits, 1)
+
+
+def add_one(a, base):
+    one = torch.zeros_like(a)
+    one[:, 0] = 1
+    return carry(a + one, base)
+
+
+class Task(NamedTuple):
+    """What a task is made of. `solve` maps operand digits (B, W) and the base to the answer as it is written."""
+    operands: tuple                 # "number": as wide as the width; "digit": always one digit
+    operator: str
+    solve: Callable
+    headroom: int                   # digits by which the answer may outgrow the operands
+    base: Optional[int]             # None: any base from 2 to 10
+    about: str
+
+
+TASKS = {
+    "successor": Task(("number",), "", add_one, 1, None, "n + 1"),
+    "addition": Task(("number", "number"), "+", lambda a, b, base: carry(a + b, base), 1, None, "a + b"),
+    "nx1": Task(("number", "digit"), "*", lambda a, b, base: carry(a * b, base), 1, None, "a * b, b a single digit"),
+    "parity": Task(("number",), "", lambda a, base: a.cumsum(1) % 2, 0, 2,
+                   "running xor of the bits, last bit first; the last token is the parity"),
+    "parity-label": Task(("number",), "", lambda a, base: a.sum(1, keepdim=True) % 2, 0, 2,
+                         "parity in one token, without the scratchpad"),
+}
+
+
+def arrange(task, operands, base=10, align=False):
+    """Operand digits -> (source (B, S), target (B, T + 1)) tokens.
+
+    Source `$0123+0748&` has the most significant digit first, target `$1780&` the least, the order in which carries
+    run. align=True interleaves the operands, `$+00172438&`, and repeats nx1's digit beside each digit of the number.
+    Source: ABC v2, Sec. 2 and "Input Alignment" in App. C.4.
+    """
+    spec = TASKS[task]
+    B = len(operands[0])
+    answer = spec.solve(*operands, base)
+    mark = lambda symbol: operands[0].new_full((B, len(symbol)), TOKEN.get(symbol, 0))
+    digits = [a.flip(1) for a in operands]
+    if align and len(digits) == 2:
+        pairs = torch.stack(torch.broadcast_tensors(*digits), 2).flatten(1)
+        body = [mark(spec.operator), pairs]
+    else:
+        body = digits[:1] + [part for b in digits[1:] for part in (mark(spec.operator), b)]
+    source = torch.cat([mark(START), *body, mark(END)], 1)
+    target = torch.cat([mark(START), answer, mark(END)], 1)
+    return source, target
+
+
+def read_digits(text, width, base):
+    """Decimal-style string -> (1, width) digits, least significant first, zero-padded."""
+    if not text or any(symbol not in VOCAB[:base] for symbol in text):
+        raise ValueError(f"{text!r} is not a number in base {base}")
+    if len(text) > width:
+        raise ValueError(f"{text!r} has {len(text)} digits, more than the width {width}")
+    return encode(text.rjust(width, "0")).flip(0)[None]
+
+
+def example(task, *operands, width=None, base=10, align=False):
+    """One worked example as strings: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
+
+    width: digits each operand is padded to; by default just enough for every answer of these lengths.
+    Raises: ValueError for an unknown task, a wrong number of operands, a bad digit, or a width too small.
+    """
+    if task not in TASKS:
+        raise ValueError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
+    spec = TASKS[task]
+    base = spec.base or base
+    if len(operands) != len(spec.operands):
+        raise ValueError(f"{task} takes {len(spec.operands)} operand(s), not {len(operands)}")
+    numbers = [text for text, kind in zip(operands, spec.operands) if kind == "number"]
+    width = width or max(map(len, numbers)) + spec.headroom
+    digits = [read_digits(text, width if kind == "number" else 1, base) for text, kind in zip(operands, spec.operands)]
+    source, target = arrange(task, digits, base, align)
+    return decode(source[0]), decode(target[0])
+
+
+def to_digits(numbers, width, base):
+    """(B,) non-negative integers -> (B, width) digits. Raises: ValueError if one has more digits than that."""
+    digits = []
+    for _ in range(width):
+        digits.append(numbers % base)
+        numbers = numbers // base
+    if numbers.any():
+        raise ValueError(f"width {width} is too small for the training numbers in base {base}")
+    return torch.stack(digits, 1)
+
+
+LIMIT = 2 ** 20      # training numbers are 0 .. LIMIT: "mainly 6-digit numbers, less than 5% 7-digit"
+
+
+def split_numbers(seed):
+    """-> (training, held-out) integers, a random permutation of [0, 2^20] cut 7 : 1. Source: ABC v2, App. B."""
+    order = torch.randperm(LIMIT + 1, generator=torch.Generator().manual_seed(seed))
+    cut = len(order) * 7 // 8
+    return order[:cut], order[cut:]
+
+
+def natural_width(task, base=10):
+    """Digits that hold every training number and every answer to one."""
+    digits, rest = 0, LIMIT
+    while rest:
+        digits, rest = digits + 1, rest // (TASKS[task].base or base)
+    return digits + TASKS[task].headroom
+
+
+def draw_training(task, numbers, B, width, base, generator):
+    """Operands for B training examples, each number drawn independently from `numbers`."""
+    operands = []
+    for kind in TASKS[task].operands:
+        if kind == "number":
+            pick = torch.randint(len(numbers), (B,), generator=generator)
+            operands.append(to_digits(numbers[pick], width, base))
+        else:
+            operands.append(torch.randint(base, (B, 1), generator=generator))
+    return operands
+
+
+def draw_test(task, length, samples, width, base, generator):
+    """Operands of exactly `length` digits, padded to `width`: min(b^L - b^(L-1), samples) examples.
+
+    Lengths that have no more numbers than that are run through completely, in random order.
+    Source: ABC v2, App. B, with samples = 10000.
+    """
+    count = (base - 1) * base ** (length - 1)
+    B = min(count, samples)
+    operands = []
+    for kind in TASKS[task].operands:
+        if kind == "digit":
+            operands.append(torch.randint(base, (B, 1), generator=generator))
+        elif count <= 10_000:
+            order = torch.randperm(count, generator=generator)[:B]
+            operands.append(to_digits(base ** (length - 1) + order, width, base))
+        else:
+            digits = torch.zeros(B, width, dtype=torch.int64)
+            digits[:, :length] = torch.randint(base, (B, length), generator=generator)
+            digits[:, length - 1] = torch.randint(1, base, (B,), generator=generator)
+            operands.append(digits)
+    return operands
+
+
+# ======================================================================================
+# 2. Positions and biases: one pure function each
+# ======================================================================================
+#
+# Every bias is added to the scores: 0 is neutral, -inf closes. Rows are queries i, columns
+# keys j, offset = key - query.
+
+def sinusoidal(positions, d_model):
+    """Positions (T,) -> (T, C): channel 2p is sin(t / 10000^(2p/C)), channel 2p + 1 the cosine.
+
+    Source: Vaswani et al., Sec. 3.5. Differs: built in float64, so that long positions keep their digits.
+    """
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / d_model)          # (T, C / 2)
+    waves = torch.stack([angles.sin(), angles.cos()], 2).flatten(1)[:, :d_model]
+    return waves.to(positions.device, torch.get_default_dtype())
+
+
+def cyclic(positions, period):
+    """Position index i -> i mod period. Source: ABC v2, "Cyclic Position Indexing" in App. C.4."""
+    return positions % period
+
+
+def rope(x, positions):
+    """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by the angles positions (T,) * 10000^(-2p/D).
+
+    Source: Su et al., Eqs. 14 and 34 (interleaved pairs). Raises: ValueError when D is odd.
+    """
+    D = x.shape[-1]
+    if D % 2:
+        raise ValueError(f"RoPE rotates pairs of channels; the head width {D} is odd")
+    pairs = torch.arange(0, D, 2, dtype=torch.float64)
+    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)                # (T, D / 2)
+    cos, sin = angles.cos().to(x), angles.sin().to(x)
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+
+
+def relative_scores(q, table, k=None, S=None):
+    """q_i . a_ij, and with k also k_j . a_ij, where a_ij = table[clip(j - i, -K, K) + K]. Unscaled.
+
+    q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> (B, H, T, S); without k or S, S = T.
+    Source: Shaw et al., Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries).
+    """
+    T, K = q.shape[2], len(table) // 2
+    S = k.shape[2] if k is not None else (S or T)
+    i, j = torch.arange(T, device=q.device)[:, None], torch.arange(S, device=q.device)
+    index = (j - i).clamp(-K, K) + K                                                    # (T, S)
+    shape = (*q.shape[:2], T, S)
+    scores = (q @ table.T).gather(3, index.expand(shape))
+    if k is not None:
+        scores = scores + (k @ table.T).transpose(2, 3).gather(2, index.expand(shape))
+    return scores
+
+
+def alibi_slopes(n_head):
+    """-> (H,) slopes 2^(-8h/H) for h = 1 .. H; for other head counts than powers of two, those of the next lower
+    power followed by every second slope of twice that power. Source: Press et al., Sec. 3, and their code."""
+    power = 2 ** int(math.log2(n_head))
+    geometric = lambda n: [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
+    return torch.tensor(geometric(power) + geometric(2 * power)[0::2][:n_head - power])
+
+
+def alibi_bias(n_head, T, S):
+    """-> (H, T, S): -slope_h * |j - i|. Source: Press et al., Sec. 3.
+
+    Differs: symmetric, since the papers' models have an encoder and cross-attention; the causal mask is separate.
+    """
+    distance = (torch.arange(S) - torch.arange(T)[:, None]).abs()
+    return -alibi_slopes(n_head)[:, None, None] * distance
+
+
+def causal_bias(T):
+    """-> (1, T, T): 0 for j <= i, -inf above the diagonal."""
+    return torch.full((T, T), -INF).triu(1)[None]
+
+
+def window_bias(w, T, S, cross=False, step=1):
+    """-> (1, T, S): 0 inside the window, -inf outside.
+
+    Self-attention opens the diagonal and w positions below it. Cross-attention (cross=True) opens the anti-diagonal
+    that leaves the top-right corner, `step` columns wide and `step` columns a row, and w positions on either side:
+    step 1 for one operand, 2 for two interleaved ones. Source: ABC v2, "Windowed Attention Biasing" in App. C.4.
+
+    Differs: the paper does not say where the anti-diagonal starts. Here row 0 starts at the end marker, so the
+    window holds the digit in turn and those already used, none to come: without positions only this can be told apart.
+    """
+    i, j = torch.arange(T)[:, None], torch.arange(S)
+    if cross:
+        right = (S - 1) - step * i                       # last column of the band in row i
+        open_ = (j >= right - (step - 1) - w) & (j <= right + w)
+    else:
+        open_ = (j <= i) & (j >= i - w)
+    return torch.zeros(T, S).masked_fill(~open_, -INF)[None]
+
+
+# ======================================================================================
+# 3. Attention
+# ======================================================================================
+
+class MultiHeadAttention(nn.Module):
+    """scores = (q k^T + relative) / sqrt(D) + bias;  weights = softmax(scores);  output = weights v.
+
+    relative: "" none, "k" Shaw keys, "kq" keys and queries; its table covers offsets -clip .. clip.
+    Source: Vaswani et al., Sec. 3.2; the place of the bias: ABC v2, Eq. 2.
+    """
+
+    def __init__(self, d_model, n_head, relative="", clip=16, dropout=0.0):
+        super().__init__()
+        if d_model % n_head:
+            raise ValueError(f"{n_head} heads do not divide the width {d_model}")
+        self.n_head, self.d_head, self.relative = n_head, d_model // n_head, relative
+        self.q = nn.Linear(d_model, d_model)
+        self.k = nn.Linear(d_model, d_model)
+        self.v = nn.Linear(d_model, d_model)
+        self.out = nn.Linear(d_model, d_model)
+        self.dropout = nn.Dropout(dropout)
+        if relative:
+            self.table = nn.Parameter(torch.randn(2 * clip + 1, self.d_head) / math.sqrt(self.d_head))
+
+    def forward(self, x, memory, bias=None, positions=None, pre_softmax=False):
+        """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C), weights (B, H, T, S).
+
+        positions: (query positions (T,), key positions (S,)) turns on RoPE.
+        pre_softmax: return q k^T / sqrt(D), before bias and softmax, in place of the weights.
+        A row whose keys are all closed attends to nothing: weights and output contribution are 0, never NaN.
+        """
+        heads = lambda y: y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
+        q, k, v = heads(self.q(x)), heads(self.k(memory)), heads(self.v(memory))        # (B, H, T or S, D)
+        if positions is not None:
+            q, k = rope(q, positions[0]), rope(k, positions[1])
+        if self.relative:
+            relative = relative_scores(q, self.table, k if self.relative == "kq" else None, S=k.shape[2])
+            scores = (q @ k.transpose(2, 3) + relative) / math.sqrt(self.d_head)
+        else:
+            scores = (q / math.sqrt(self.d_head)) @ k.transpose(2, 3)                   # (B, H, T, S)
+        if bias is None:
+            weights = scores.softmax(-1)
+        else:
+            closed = bias.isneginf().all(-1, keepdim=True)
+            weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
+        y = self.dropout(weights) @ v                                                   # (B, H, T, D)
+        return self.out(y.transpose(1, 2).flatten(2)), scores if pre_softmax else weights
+
+
+# ======================================================================================
+# 4. Methods, configuration, transformer
+# ======================================================================================
+
+class Method(NamedTuple):
+    """Where a method enters the model."""
+    position: str                   # added to the embeddings: "sinusoidal", "learned" or "none"
+    where: str
+    source: str
+    cyclic: bool = False            # position index modulo the period
+    rotary: bool = False            # RoPE in every attention
+    relative: str = ""              # relative table in every attention: "k" or "kq"
+    bias: str = ""                  # added to the scores: "alibi", "window" or "abc"
+
+
+METHODS = {
+    "vanilla": Method("sinusoidal", "embeddings", "Vaswani et al. 2017"),
+    "nope": Method("none", "nowhere", "Kazemnejad et al. 2023"),
+    "ape": Method("learned", "embeddings", "Gehring et al. 2017"),
+    "alibi": Method("none", "bias of every attention", "Press et al. 2022", bias="alibi"),
+    "rope": Method("none", "queries and keys of every attention", "Su et al. 2021", rotary=True),
+    "rpe-k": Method("none", "scores of every attention", "Shaw et al. 2018", relative="k"),
+    "rpe-kq": Method("none", "scores of every attention", "Huang et al. 2020", relative="kq"),
+    "window": Method("sinusoidal", "bias of the decoder's attentions", "ABC v2, +w", bias="window"),
+    "window-cyclic": Method("sinusoidal", "bias of the decoder's attentions, position index", "ABC v2, +T",
+                            bias="window", cyclic=True),
+    "window-nope": Method("none", "bias of the decoder's attentions", "ABC v2, NoPE+w", bias="window"),
+    "abc": Method("none", "bias of the decoder's attentions, after calibrating on a vanilla model", "ABC v2, Sec. 4",
+                  bias="abc"),
+}
+
+
+def option(default, help, low=None, high=None, choices=None):
+    """A configuration field: the command line, its checks and its help text are made from these."""
+    return dataclasses.field(default=default, metadata=dict(help=help, low=low, high=high, choices=choices))
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything a run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
+    task: str = option("successor", "what to learn", choices=TASKS)
+    method: str = option("abc", "how positions and attention are treated", choices=METHODS)
+    preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
+    seed: int = option(0, "seed of every random stream", 0, 2 ** 32)
+    base: int = option(10, "base of the numbers; parity always has 2", 2, 10)
+    # model
+    n_encoder: int = option(0, "encoder layers; 0 is the identity", 0, 100)
+    n_layer: int = option(2, "decoder layers", 1, 100)
+    n_head: int = option(4, "attention heads", 1, 1024)
+    d_model: int = option(128, "width of the model", 1, 65536)
+    d_ff: int = option(512, "width of the feed-forward layers", 1, 2 ** 20)
+    dropout: float = option(0.0, "dropout probability", 0, 0.99)
+    norm: str = option("pre", "layer norm before or after each sublayer", choices=("pre", "post"))
+    window: int = option(1, "window methods: positions open beside the line", 0, 10 ** 6)
+    period: int = option(3, "window-cyclic: period of the position index", 1, 10 ** 6)
+    clip: int = option(16, "rpe methods: tables cover offsets -clip to clip", 1, 10 ** 6)
+    table: int = option(256, "ape: positions in the learned table", 1, 10 ** 7)
+    # data
+    width: int = option(0, "digits an operand is padded to in training; 0: as many as the largest answer has", 0, 10 ** 6)
+    spread: int = option(8, "methods that bias with lines see widths from width to width + spread", 0, 1000)
+    # optimization
+    batch: int = option(64, "examples a step", 1, 10 ** 6)
+    lr: float = option(1e-3, "peak learning rate", 1e-12, 10)
+    warmup: int = option(100, "steps of linear warm-up", 1, 10 ** 9)
+    steps: int = option(6000, "most steps of the first training", 1, 10 ** 9)
+    retrain_steps: int = option(2000, "most steps of the retraining", 1, 10 ** 9)
+    every: int = option(50, "steps between checks on held-out numbers", 1, 10 ** 9)
+    check: int = option(256, "held-out examples a check, at each of up to three widths", 1, 10 ** 6)
+    goal: float = option(0.999, "held-out accuracy at which the first training ends", 0, 1)
+    patience: int = option(2, "checks in a row that must reach it", 1, 10 ** 6)
+    retrain_patience: int = option(5, "checks in a row without a mistake that end the retraining", 1, 10 ** 6)
+    # calibration
+    calibrate_on: str = option("weights", "average attention after or before the softmax", choices=("weights", "scores"))
+    calibration_samples: int = option(1000, "training examples decoded", 1, 10 ** 7)
+    line: str = option("mean", "value of a line", choices=("mean", "sum"))
+    directions_cross: tuple = option((1, 0, -1), "diagonal 1, vertical 0, anti-diagonal -1", -1, 1)
+    directions_self: tuple = option((1,), "the same for self-attention", -1, 1)
+    kappa_cross: float = option(0.6, "drop-off of cross-attention lines", -1e6, 1e6)
+    kappa_self: float = option(0.2, "drop-off of self-attention lines", -1e6, 1e6)
+    kappa_unit: str = option("reach", "kappa counts sigmas, or shares of the largest z in reach", choices=("sigma", "reach"))
+    support: float = option(0.5, "lines in no more than this share of the rows are ignored", 0, 1)
+    floor: float = option(0.2, "least mean attention along an open cross line", 0, 1)
+    layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
+    blocks: bool = option(True, "continue lines operand by operand")
+    empty: str = option("first", "what a row or head without a line sees", choices=("first", "all"))
+    # evaluation
+    lengths: tuple = option((6, 10, 20, 60), "digits tested", 1, 10 ** 6)
+    samples: int = option(1000, "examples a length, at most", 1, 10 ** 7)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_option(field, getattr(self, field.name))
+        spec, needed = TASKS[self.task], natural_width(self.task, TASKS[self.task].base or self.base)
+        object.__setattr__(self, "base", spec.base or self.base)
+        if 0 < self.width < needed:
+            raise ValueError(f"--width: {self.width} is too narrow; {self.task} in base {self.base} needs {needed}")
+        object.__setattr__(self, "width", self.width or needed)
+        if self.d_model % self.n_head:
+            raise ValueError(f"--n-head: {self.n_head} heads do not divide --d-model {self.d_model}")
+        if self.method == "rope" and self.d_model // self.n_head % 2:
+            raise ValueError(f"--n-head: RoPE needs an even head width, not {self.d_model // self.n_head}")
+        longest = len(spec.operands) * (max(self.lengths) + spec.headroom) + 3
+        if self.method == "ape" and longest > self.table:
+            raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of a {max(self.lengths)}-"
+                             "digit question")
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def check_option(field, value):
+    """Raises: ValueError when a configuration value is of the wrong kind or out of range."""
+    meta, many = field.metadata, isinstance(field.default, tuple)
+    if meta["choices"] and value not in meta["choices"]:
+        raise ValueError(f"{flag(field.name)}: {value!r} is unknown; choose from {', '.join(meta['choices'])}")
+    if many and not value:
+        raise ValueError(f"{flag(field.name)}: needs at least one number")
+    for number in (value if many else [value]) if meta["low"] is not None else []:
+        if not meta["low"] <= number <= meta["high"]:                                   # nan fails this, too
+            raise ValueError(f"{flag(field.name)}: {number} is not between {meta['low']} and {meta['high']}")
+
+
+PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, steps=460_000,
+             retrain_steps=46_000, every=1000, directions_self=(1, 0, -1), kappa_cross=4.5, kappa_self=0.87,
+             kappa_unit="sigma", support=0.0, floor=0.0, layer="last", blocks=False, empty="all", samples=10_000)
+
+
+def make_config(preset="fast", **options):
+    """Config of a preset, with `options` on top. "paper": ABC v2, App. B and D, at the fixed width of the authors' code
+    (longest tested length + 1); batch and steps are theirs, since the paper gives none."""
+    if preset == "paper":
+        task, lengths = options.get("task", "successor"), options.get("lengths", Config.lengths)
+        widest = max(lengths) + 1 if lengths else 0
+        options = PAPER | {"width": widest} | options
+    return Config(preset=preset, **options)
+
+
+class Bias(NamedTuple):
+    """What is added to the scores: encoder (1 or H, S, S) or None; per decoder layer a pair of
+    self (1 or H, T, T), causal mask included, and cross (1 or H, T, S) or None."""
+    encoder: Optional[torch.Tensor]
+    decoder: list
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention when there is a memory, feed-forward; norm before or after each."""
+
+    def __init__(self, config, cross):
+        super().__init__()
+        C, method = config.d_model, METHODS[config.method]
+        attention = lambda: MultiHeadAttention(C, config.n_head, method.relative, config.clip, config.dropout)
+        self.self_attention = attention()
+        self.cross_attention = attention() if cross else None
+        self.feed_forward = nn.Sequential(nn.Linear(C, config.d_ff), nn.ReLU(), nn.Dropout(config.dropout),
+                                          nn.Linear(config.d_ff, C))
+        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(3 if cross else 2))
+        self.dropout = nn.Dropout(config.dropout)
+        self.pre = config.norm == "pre"
+
+    def forward(self, x, self_bias, memory=None, cross_bias=None, positions=(None, None), pre_softmax=False):
+        """x (B, T, C) -> x (B, T, C), self weights, cross weights."""
+        weights = [None, None]
+
+        def attend_self(y):
+            y, weights[0] = self.self_attention(y, y, self_bias, positions[0], pre_softmax)
+            return y
+
+        def attend_cross(y):
+            y, weights[1] = self.cross_attention(y, memory, cross_bias, positions[1], pre_softmax)
+            return y
+
+        cross = [attend_cross] if self.cross_attention else []
+        for norm, sublayer in zip(self.norms, [attend_self, *cross, self.feed_forward]):
+            x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
+        return x, *weights
+
+
+class Transformer(nn.Module):
+    """Encoder-decoder. The method in the config decides positions and relative terms; biases come from outside.
+
+    Source: Vaswani et al.; size and use: ABC v2, App. B. Differs: pre-norm by default.
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.method = config, METHODS[config.method]
+        C = config.d_model
+        self.embedding = nn.Embedding(len(VOCAB), C)
+        if self.method.position == "learned":
+            self.tables = nn.ModuleList(nn.Embedding(config.table, C) for _ in range(2))     # source, target
+        self.encoder = nn.ModuleList(Layer(config, cross=False) for _ in range(config.n_encoder))
+        self.decoder = nn.ModuleList(Layer(config, cross=True) for _ in range(config.n_layer))
+        self.norm = nn.LayerNorm(C) if config.norm == "pre" else nn.Identity()
+        self.head = nn.Linear(C, len(VOCAB))
+
+    def indices(self, tokens):
+        """Position index of each token, (T,)."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        return cyclic(positions, self.config.period) if self.method.cyclic else positions
+
+    def embed(self, tokens, side):
+        """Tokens (B, T) -> (B, T, C); side 0 source, 1 target. Raises: ValueError past a learned table's end."""
+        x, positions = self.embedding(tokens), self.indices(tokens)
+        if self.method.position == "sinusoidal":
+            x = x + sinusoidal(positions, self.config.d_model)
+        elif self.method.position == "learned":
+            if len(positions) > self.config.table:
+                raise ValueError(f"a sequence of {len(positions)} tokens does not fit the learned table of "
+                                 f"{self.config.table} positions")
+            x = x + self.tables[side](positions)
+        return x
+
+    def forward(self, source, target, bias=None, trace=None, pre_softmax=False):
+        """source (B, S), target (B, T) -> logits (B, T, V).
+
+        trace: a list that receives (self, cross) attention weights of each decoder layer, (B, H, T, T) and
+        (B, H, T, S); pre_softmax puts the scores there instead.
+        """
+        if bias is None:
+            causal = causal_bias(target.shape[1]).to(source.device)
+            bias = Bias(None, [(causal, None)] * len(self.decoder))
+        s, t = (self.indices(source), self.indices(target)) if self.method.rotary else (None, None)
+        pairs = lambda q, k: (q, k) if self.method.rotary else None
+        memory = self.embed(source, 0)
+        for layer in self.encoder:
+            memory, _, _ = layer(memory, bias.encoder, positions=(pairs(s, s), None))
+        x = self.embed(target, 1)
+        for layer, (self_bias, cross_bias) in zip(self.decoder, bias.decoder):
+            x, *weights = layer(x, self_bias, memory, cross_bias, (pairs(t, t), pairs(t, s)), pre_softmax)
+            if trace is not None:
+                trace.append(weights)
+        return self.head(self.norm(x))
+
+
+@torch.no_grad()
+def generate(model, source, limit, bias=None):
+    """Greedy decoding: source (B, S) -> target (B, <= limit + 1) tokens, START first, until every row has its END.
+
+    Every step runs the whole model again: slow, and plain enough to be the check on `evaluate`.
+    Raises: ValueError when bias or position table is too short for the tokens; nothing is ever cropped.
+    """
+    model.eval()
+    if bias is not None and bias.decoder[0][0].shape[-1] < limit:
+        raise ValueError(f"the bias has {bias.decoder[0][0].shape[-1]} rows, {limit} tokens were asked for")
+    target = torch.full((len(source), 1), TOKEN[START], device=source.device)
+    for T in range(1, limit + 1):
+        rows = bias and Bias(bias.encoder, [(a[:, :T, :T], b if b is None else b[:, :T]) for a, b in bias.decoder])
+        token = model(source, target, rows)[:, -1].argmax(-1, keepdim=True)
+        target = torch.cat([target, token], 1)
+        if (target == TOKEN[END]).any(1).all():
+            break
+    return target
+
+
+# ======================================================================================
+# 5. Attention Bias Calibration
+# ======================================================================================
+#
+# A line is a set of matrix elements along (1, 1), (1, 0) or (1, -1), and has one value. To
+# extend a matrix is to continue its lines. The columns may be cut into blocks, one per
+# operand, whose lines are continued block by block: the first operand of an addition moves
+# away from the end of the source as numbers grow, its lines move along. One block over all
+# columns is the paper's algorithm.
+
+@torch.no_grad()
+def collect_attention(model, source, target, bias=None, pre_softmax=False, batch=250):
+    """Attention averaged over the examples that the model decodes correctly.
+
+    source (B, S), target (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S), number of correct examples.
+    Source: ABC v2, App. D, step 1 and the average of step 2. Differs: post-softmax weights by default, as in the
+    authors' code; the paper's formula is pre_softmax, up to its missing 1/sqrt(D). Raises: ValueError if none is correct.
+    """
+    model.eval()
+    totals, correct = None, 0
+    for s, t in zip(source.split(batch), target.split(batch)):
+        trace = []
+        logits = model(s, t[:, :-1], bias, trace, pre_softmax)
+        right = (logits.argmax(-1) == t[:, 1:]).all(1)
+        sums = [torch.stack([pair[kind][right].sum(0) for pair in trace]) for kind in (0, 1)]
+        totals = sums if totals is None else [a + b for a, b in zip(totals, sums)]
+        correct += int(right.sum())
+    if not correct:
+        raise ValueError("the model decodes no example correctly; there is no attention to average")
+    return totals[0] / correct, totals[1] / correct, correct
+
+
+def line_offsets(m, n, direction):
+    """(m, n) integers that are equal along each line: j - i for (1, 1), j for (1, 0), and for (1, -1) j' - i, where
+    j' counts columns from the right, so that the top-right corners of two matrices align."""
+    i, j = torch.arange(m)[:, None], torch.arange(n)
+    if direction == -1:
+        j = n - 1 - j
+    return (j - abs(direction) * i).expand(m, n)
+
+
+def line_values(attention, direction, line="mean"):
+    """Attention (H, m, n) -> value of each line (H, L), elements of each line (L,). Line l has offset l - first,
+    first = m - 1 for the diagonals and 0 for the verticals. Source: ABC v2, step 2.1 (d_l)."""
+    H, m, n = attention.shape
+    first = (m - 1) * abs(direction)
+    ids = (line_offsets(m, n, direction) + first).flatten().to(attention.device)
+    size = torch.bincount(ids, minlength=n + first)
+    total = attention.new_zeros(H, n + first).index_add(1, ids, attention.flatten(1))
+    return (total / size if line == "mean" else total), size
+
+
+def continue_lines(values, m, M, N, direction):
+    """Line values (H, L) of an m-row matrix -> (H, M, N); -inf where no line of the small matrix reaches.
+    Source: ABC v2, Eq. 1, the case distinction."""
+    ids = line_offsets(M, N, direction).to(values.device) + (m - 1) * abs(direction)
+    inside = (ids >= 0) & (ids < values.shape[1])
+    return values[:, ids.clamp(0, values.shape[1] - 1)].masked_fill(~inside, -INF)
+
+
+class Lines(NamedTuple):
+    """Calibrated lines of one attention, independent of any matrix size. Per direction a list with one (H, L) tensor
+    a block: values d_l - d_max (-inf when closed), mean attention d_l, and z = (d_l - mu) / sigma."""
+    rows: int
+    values: dict
+    mean: dict
+    z: dict
+
+
+def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_unit="sigma", support=0.0, floor=-INF,
+               blocks=None, markers=None):
+    """The lines of attention (H, m, n) that stand out, per head and direction.
+
+        dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
+
+    mu and sigma run over all lines of a head and direction, in all blocks together. Source: ABC v2, Eq. 1.
+
+    kappa_unit "reach" takes kappa as a share of sqrt(lines - 1), the largest z one line can have: the same rule at
+    every matrix size. support: lines with no more than this share of the rows do not count at all (a mean over one
+    or two elements in a corner is noise). floor: a line also needs this d_l. blocks: columns of each block.
+    markers (n,) bool: columns where a vertical may open (a vertical inside a number is a digit at a fixed place from
+    the left, which means nothing at another length).
+
+    Differs: the printed `d_l - d_max > threshold` never holds for a positive threshold; the code of the authors and
+    this one compare d_l.
+    """
+    H, m, n = attention.shape
+    values, mean, z = {}, {}, {}
+    for direction in directions:
+        parts = [line_values(block, direction, line) for block in attention.split(blocks or [n], dim=2)]
+        lengths = [len(size) for _, size in parts]
+        d = torch.cat([value for value, _ in parts], 1)                                 # (H, L)
+        counted = torch.cat([size for _, size in parts]) > support * m                  # (L,)
+        may_open = counted & markers.to(d.device) if direction == 0 and markers is not None else counted
+        if not counted.any():
+            counted = torch.ones_like(counted)
+        mu, sigma = d[:, counted].mean(1, keepdim=True), d[:, counted].std(1, unbiased=False, keepdim=True)
+        flat = sigma <= 1e-5 * mu.abs()                                                 # rounding is no pattern
+        score = (d - mu) / sigma.masked_fill(flat, 1)
+        limit = kappa * math.sqrt(int(counted.sum()) - 1) if kappa_unit == "reach" else kappa
+        is_open = (score > limit) & (d > floor) & may_open & ~flat
+        best = d[:, counted].amax(1, keepdim=True)
+        values[direction] = (d - best).masked_fill(~is_open, -INF).split(lengths, 1)
+        mean[direction], z[direction] = d.split(lengths, 1), score.split(lengths, 1)
+    return Lines(m, values, mean, z)
+
+
+def extend_lines(lines, M, blocks, empty="all"):
+    """Lines -> bias (H, M, N), N = sum(blocks): the maximum over directions. Source: ABC v2, "Finalization".
+
+    A head in which nothing opened is transparent, all 0, and a row that no line reaches is left unbiased, or softmax
+    would have nothing to sum. empty="first" opens only the first column to both instead: what a head sees then does
+    not change with the length of the input.
+    """
+    bias = torch.stack([
+        torch.cat([continue_lines(value, lines.rows, M, N, direction) for value, N in zip(values, blocks)], 2)
+        for direction, values in lines.values.items()]).amax(0)
+    nothing = bias.isneginf().all(2, keepdim=True)                                      # (H, M, 1)
+    where = nothing if empty == "all" else nothing & (torch.arange(bias.shape[2], device=bias.device) == 0)
+    return bias.masked_fill(where, 0)
+
+
+def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_unit="sigma", support=0.0,
+             floor=-INF, blocks=None, markers=None, empty="all"):
+    """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines.
+
+    Values are d_l - d_max along open lines, -inf elsewhere, 0 for a head without any. Source: ABC v2, Eq. 1 and
+    Algorithm 1. blocks: list of (columns now, columns then), one (n, N) by default; the rest as in `find_lines` and
+    `extend_lines`.
+
+    Raises: ValueError on an unknown direction or blocks that do not add up.
+    """
+    n = attention.shape[2]
+    blocks = blocks or [(n, N)]
+    if not set(directions) <= {1, 0, -1} or not directions:
+        raise ValueError(f"directions are 1, 0 and -1. Got {directions}.")
+    if (sum(now for now, _ in blocks), sum(then for _, then in blocks)) != (n, N):
+        raise ValueError(f"blocks must add up to {n} and {N} columns. Got {blocks}.")
+    lines = find_lines(attention, directions, kappa, line, kappa_unit, support, floor, [now for now, _ in blocks],
+                       markers)
+    return extend_lines(lines, M, [then for _, then in blocks], empty)
+
+
+def column_blocks(task, width, cut=True):
+    """Source columns as blocks -> (columns of each block, markers (S,) bool: columns that hold no long number).
+
+    `$0123|+0748|&`: every number takes the marker on its left along, the rest keeps its width.
+    """
+    operands = TASKS[task].operands
+    numbers = operands.count("number")
+    rest = 1 + 2 * operands.count("digit")                       # `&`, or `*7&`
+    markers = torch.tensor(([True] + [False] * width) * numbers + [True] * rest)
+    blocks = [width + 1] * numbers + [rest]
+    return (blocks, markers) if cut else ([len(markers)], torch.ones_like(markers))
+
+
+def calibrate(config, self_attention, cross_attention):
+    """Averaged attention (n_layer, H, T, T) and (n_layer, H, T, S) at the training width -> per layer
+    (self Lines, cross Lines), with the config's rules. Source: ABC v2, App. D, step 2."""
+    blocks, markers = column_blocks(config.task, config.width, config.blocks)
+    common = dict(line=config.line, kappa_unit=config.kappa_unit, support=config.support)
+    return [(find_lines(a, config.directions_self, config.kappa_self, **common),
+             find_lines(b, config.directions_cross, config.kappa_cross, floor=config.floor, blocks=blocks,
+                        markers=markers, **common))
+            for a, b in zip(self_attention, cross_attention)]
+
+
+NAMES = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}
+
+
+def line_table(calibration):
+    """Calibrated lines -> list of records, one an open line or head without one; layers and heads count from 1."""
+    records = []
+    for layer, pair in enumerate(calibration, 1):
+        for kind, lines in zip(("self", "cross"), pair):
+            for head in range(len(next(iter(lines.values.values()))[0])):
+                place = dict(layer=layer, attention=kind, head=head + 1)
+                found = [dict(place, line=NAMES[direction], block=b + 1,
+                              offset=int(l) - (lines.rows - 1) * abs(direction),
+                              mean=round(float(lines.mean[direction][b][head, l]), 4),
+                              z=round(float(lines.z[direction][b][head, l]), 2))
+                         for direction, blocks in lines.values.items() for b, values in enumerate(blocks)
+                         for l in (~values[head].isneginf()).nonzero().flatten()]
+                records += found or [dict(place, line=None)]
+    return records
+
+
+def describe(record):
+    place = f"layer {record['layer']} {record['attention']:<5} head {record['head']}:"
+    if record["line"] is None:
+        return f"{place} transparent"
+    return f"{place} {record['line']}, block {record['block']}, offset {record['offset']}, z {record['z']:.1f}, open"
+
+
+# ======================================================================================
+# 6. Train and evaluate
+# ======================================================================================
+
+def make_bias(config, width, calibration=None):
+    """Bias of the config's method for operands of `width` digits; calibration as `calibrate` returns it for "abc"."""
+    task, kind, H = config.task, METHODS[config.method].bias, config.n_head
+    T = (1 if task == "parity-label" else width) + 1
+    blocks, _ = column_blocks(task, width, config.blocks)
+    align = kind == "window" and len(TASKS[task].operands) == 2
+    S = 2 * width + 3 if align else sum(blocks)
+    self_bias, cross, encoder = causal_bias(T), None, None
+    if kind == "alibi":
+        self_bias, cross, encoder = self_bias + alibi_bias(H, T, T), alibi_bias(H, T, S), alibi_bias(H, S, S)
+    elif kind == "window":
+        self_bias, cross = window_bias(config.window, T, T), window_bias(config.window, T, S, True, 1 + align)
+    elif kind == "abc":
+        decoder = [(extend_lines(a, T, [T], config.empty) + self_bias, extend_lines(b, T, blocks, config.empty))
+                   for a, b in calibration]
+        return Bias(None, decoder if config.layer == "own" else decoder[-1:] * config.n_layer)
+    return Bias(encoder, [(self_bias, cross)] * config.n_layer)
+
+
+def to_device(bias, device):
+    move = lambda x: None if x is None else x.to(device)
+    return Bias(move(bias.encoder), [(move(a), move(b)) for a, b in bias.decoder])
+
+
+def device_name(device):
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def wilson(correct, n, z=1.959964):
+    """Wilson 95% interval of a share -> (low, high). Source: Wilson 1927."""
+    share, denominator = correct / n, 1 + z * z / n
+    centre = (share + z * z / (2 * n)) / denominator
+    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@torch.no_grad()
+def exact_match(model, source, target, bias=None):
+    """(B,) bool: is the greedy answer exactly the target?
+
+    One pass decides it: greedy decoding gives the target if and only if every teacher-forced argmax does, since up to
+    the first mistake both see the same tokens.
+    """
+    model.eval()
+    T, S = target.shape[1], source.shape[1]
+    chunk = max(1, 2 ** 24 // (model.config.n_head * T * S))       # examples a pass, to bound memory
+    return torch.cat([(model(s, t[:, :-1], bias).argmax(-1) == t[:, 1:]).all(1)
+                      for s, t in zip(source.split(chunk), target.split(chunk))])
+
+
+def evaluate(model, config, lengths, samples, calibration=None):
+    """Exact match on numbers of each length -> {"60": {"correct", "n", "low", "high"}, ...}, Wilson 95% interval."""
+    device, align = next(model.parameters()).device, METHODS[config.method].bias == "window"
+    accuracy = {}
+    for length in lengths:
+        width = max(config.width, length + TASKS[config.task].headroom)
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
+        operands = draw_test(config.task, length, samples, width, config.base, generator)
+        source, target = arrange(config.task, operands, config.base, align)
+        bias = to_device(make_bias(config, width, calibration), device)
+        right = exact_match(model, source.to(device), target.to(device), bias)
+        correct, n = int(right.sum()), len(right)
+        low, high = wilson(correct, n)
+        accuracy[str(length)] = {"correct": correct, "n": n, "low": low, "high": high}
+    return accuracy
+
+
+def batches(config, numbers, B, widths, seed):
+    """Endless training batches (width, source, target), the same for the same seed whatever the method."""
+    generator = torch.Generator().manual_seed(seed)
+    align = METHODS[config.method].bias == "window"
+    while True:
+        width = widths[int(torch.randint(len(widths), (1,), generator=generator))]
+        operands = draw_training(config.task, numbers, B, width, config.base, generator)
+        yield width, *arrange(config.task, operands, config.base, align)
+
+
+def train(model, config, steps, widths, goal, patience, calibration=None, report=lambda **fields: None):
+    """Train until `patience` checks in a row reach `goal` exact match on held-out numbers -> {"steps", "tokens", ...}.
+
+    Only numbers of the training range are ever looked at. report(step=, loss=, accuracy=) is called at every check.
+    """
+    device = next(model.parameters()).device
+    numbers, held_out = split_numbers(config.seed)
+    biases = {width: to_device(make_bias(config, width, calibration), device) for width in widths}
+    checks = [next(batches(config, held_out, config.check, [width], config.seed + 1))
+              for width in sorted({widths[0], widths[len(widths) // 2], widths[-1]})]
+    fused = device.type in ("cpu", "cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.98), fused=fused)
+    warm = lambda step: min(1.0, (step + 1) / config.warmup)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warm(step) * (1 + math.cos(math.pi * step / steps)) / 2)
+    streak, tokens, accuracy = 0, 0, 0.0
+    for step, (width, source, target) in enumerate(batches(config, numbers, config.batch, widths, config.seed + 2), 1):
+        model.train()
+        source, target = source.to(device), target.to(device)
+        logits = model(source, target[:, :-1], biases[width])
+        loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+        if (device.type == "cpu" or step % config.every == 0) and not loss.isfinite():
+            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        tokens += source.numel() + target[:, 1:].numel()
+        if step % config.every == 0 or step == steps:
+            right = torch.cat([exact_match(model, s.to(device), t.to(device), biases[w]) for w, s, t in checks])
+            accuracy = float(right.float().mean())
+            report(step=step, of=steps, loss=float(loss.detach()), accuracy=accuracy)
+            streak = streak + 1 if accuracy >= goal else 0
+            if streak == patience or step == steps:
+                break
+    return {"steps": step, "examples": step * config.batch, "tokens": tokens, "accuracy": accuracy, "loss": float(loss.detach())}
+
+def run(config, device, force=False, report=lambda **fields: None):
+    """Interpolate, calibrate, retrain, evaluate -> (record, model, calibration).
+
+    "abc" trains a vanilla model, calibrates on it, and trains a new model with the biases; every other method is
+    trained once. report receives stage=, then what `train` reports, and lines=.
+    Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
+    """
+    seconds, trained, calibration = {}, {}, None
+    abc, kind = config.method == "abc", METHODS[config.method].bias
+    widths = list(range(config.width, config.width + 1 + (config.spread if kind in ("window", "abc") else 0)))
+    numbers, held_out = split_numbers(config.seed)
+
+    @contextlib.contextmanager
+    def stage(name):
+        report(stage=name)
+        start = time.perf_counter()
+        yield
+        seconds[name] = round(time.perf_counter() - start, 2)
+
+    with stage("interpolate"):
+        first = dataclasses.replace(config, method="vanilla") if abc else config
+        torch.manual_seed(config.seed)
+        model = Transformer(first).to(device)
+        trained["interpolate"] = train(model, first, config.steps, [config.width] if abc else widths, config.goal,
+                                       config.patience, report=report)
+        bias = to_device(make_bias(first, config.width), device)
+        sample = lambda pool, n, seed: [x.to(device) for x in next(batches(first, pool, n, [config.width], seed))[1:]]
+        right = exact_match(model, *sample(held_out, 2000, config.seed + 3), bias)
+        interpolation = float(right.float().mean())
+        report(interpolation_accuracy=interpolation, n=len(right))
+    if abc:
+        if interpolation < 0.99 and not force:
+            raise ValueError(f"--method: abc calibrates on a model that interpolates, 99% at least; this one answers "
+                             f"{interpolation:.1%} of held-out numbers (train it longer, or --force)")
+        with stage("calibrate"):
+            self_attention, cross_attention, _ = collect_attention(
+                model, *sample(numbers, config.calibration_samples, config.seed + 4), bias, config.calibrate_on == "scores")
+            calibration = calibrate(config, self_attention.cpu(), cross_attention.cpu())
+            report(lines=line_table(calibration))
+        with stage("retrain"):
+            torch.manual_seed(config.seed + 1)
+            model = Transformer(config).to(device)
+            trained["retrain"] = train(model, config, config.retrain_steps, widths, 1.0, config.retrain_patience,
+                                       calibration, report)
+    with stage("evaluate"):
+        accuracy = evaluate(model, config, config.lengths, config.samples, calibration)
+    seconds["total"] = round(sum(seconds.values()), 2)
+    record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
+                  config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
+                  source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), seconds=seconds,
+                  examples={name: result["examples"] for name, result in trained.items()},
+                  tokens={name: result["tokens"] for name, result in trained.items()},
+                  interpolation_accuracy=interpolation, lines=line_table(calibration or []), accuracy=accuracy)
+    return record, model, calibration
+
+
+# ======================================================================================
+# 7. Command line
+# ======================================================================================
+
+def pick_device(name):
+    """"auto", "cpu", "cuda" or "mps" -> torch.device. Raises: ValueError when it is not there."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = next(device for device in ("cuda", "mps", "cpu") if there[device])
+    if not there[name]:
+        raise ValueError(f"--device: {name} is not there; choose from {', '.join(d for d in there if there[d])}")
+    return torch.device(name)
+
+
+def ask(model, config, calibration, question):
+    """One question, such as "123+748", put to a trained model -> its answer, "871", without padding.
+
+    Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
+    """
+    spec, base = TASKS[config.task], config.base
+    shape = spec.operator.join(["1011" if base == 2 else "123", "1"][:len(spec.operands)])
+    operands = question.split(spec.operator) if spec.operator else [question]
+    if (len(operands) != len(spec.operands) or not all(text and set(text) <= set(VOCAB[:base]) for text in operands)
+            or any(len(text) > 1 for text, kind in zip(operands, spec.operands) if kind == "digit")):
+        raise ValueError(f"{question!r} is not a question for {config.task} in base {base}; ask like {shape}")
+    width = max(config.width, len(operands[0]) + spec.headroom, len(operands[-1]) + spec.headroom)
+    source, target = example(config.task, *operands, width=width, base=base, align=METHODS[config.method].bias == "window")
+    device = next(model.parameters()).device
+    bias = to_device(make_bias(config, width, calibration), device)
+    written = decode(generate(model, encode(source)[None].to(device), len(target) - 1, bias)[0])[1:]
+    digits = written.partition(END)[0]
+    if END not in written or not set(digits) <= set(VOCAB[:base]):
+        return f"no number; the model wrote {written!r}"
+    return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
+
+
+def save(path, write):
+    """Write beside `path`, then move into place, so that a half-written file never carries its name."""
+    beside = path.with_name(path.name + ".part")
+    with open(beside, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def load(folder):
+    """A finished run's folder -> (model, config, calibration). Raises: ValueError when it holds none."""
+    path = Path(folder) / "checkpoint.pt"
+    if not path.is_file():
+        raise ValueError(f"--from: no finished run in {str(folder)!r}: checkpoint.pt is missing")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        names = {field.name: isinstance(field.default, tuple) for field in dataclasses.fields(Config)}
+        config = Config(**{name: tuple(state["config"][name]) if many else state["config"][name]
+                           for name, many in names.items()})
+        model = Transformer(config)
+        model.load_state_dict(state["model"])
+    except Exception as error:                          # torch's own text advises to turn the safety off: not shown
+        raise ValueError(f"--from: {str(path)!r} is not a checkpoint of this program ({type(error).__name__})") from None
+    calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
+    return model.eval(), config, calibration
+
+
+class Progress:
+    """Progress to stderr, one live line on a terminal and plain lines otherwise; every report to log.jsonl."""
+
+    def __init__(self, path, quiet):
+        self.log, self.quiet, self.live = open(path, "w", encoding="utf-8"), quiet, sys.stderr.isatty()
+        self.start, self.stage, self.limit = time.perf_counter(), "", 0
+
+    def __call__(self, **fields):
+        seconds = time.perf_counter() - self.start
+        self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}) + "\n")
+        self.log.flush()
+        if "stage" in fields:
+            self.stage, self.begun = fields["stage"], seconds
+            self.show(f"{self.stage} ...")
+        elif "step" in fields:
+            left = (seconds - self.begun) / fields["step"] * (fields["of"] - fields["step"])
+            self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}, held-out "
+                      f"{fields['accuracy']:.1%}, {seconds:.0f} s, at most {left:.0f} s left")
+
+    def show(self, text):
+        if not self.quiet:
+            print(f"\r{text:<100}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def close(self):
+        self.log.close()
+        if self.live and not self.quiet:
+            print(file=sys.stderr)
+
+
+def summary(record):
+    """The record as the lines that a run prints."""
+    seconds, lines = record["seconds"], record["lines"]
+    out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
+           f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
+    if lines:
+        transparent = sum(line["line"] is None for line in lines)
+        out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, {seconds['calibrate']:.1f} s"]
+        out += ["  " + describe(line) for line in lines if line["line"]]
+        out += [f"retrain      {record['examples']['retrain']:,} examples, {seconds['retrain']:.1f} s"]
+    out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
+            "digits   exact     95% interval         n"]
+    for length, a in record["accuracy"].items():
+        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
+    return "\n".join(out)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        """One line instead of the whole usage."""
+        raise ValueError(message.removeprefix("argument "))
+
+
+def numbers(text):
+    return tuple(int(part) for part in text.split(","))
+
+
+def parser():
+    """Options left out are absent from the result, so that a preset can fill them."""
+    p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+               description=__doc__.partition("\n")[0])
+    for field in dataclasses.fields(Config):
+        kind = numbers if isinstance(field.default, tuple) else type(field.default)
+        how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=field.name.upper())
+        p.add_argument(flag(field.name), help=f"{field.metadata['help']} (default: {field.default})", **how)
+    p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
+    p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
+    p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    p.add_argument("--force", action="store_true", help="calibrate below 99%% interpolation, too")
+    p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
+    p.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    p.add_argument("--list", action="store_true", help="print tasks and methods")
+    p.add_argument("--from", dest="folder", help="folder of a finished run, to --ask")
+    p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
+    return p
+
+
+def new_folder(config, out, overwrite):
+    """The run's folder, made; a fresh one under runs/ unless named. Raises: ValueError when it holds another run."""
+    if out is None:
+        stem = f"{config.task}-{config.method}-{config.preset}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = next(path for n in range(1, 10 ** 6) if not (path := Path("runs", stem + f"-{n}" * (n > 1))).exists())
+    else:
+        folder = Path(out)
+    held = [folder / name for name in ("result.json", "checkpoint.pt") if (folder / name).exists()]
+    if held and not overwrite:
+        raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder or add --overwrite")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out: {str(folder)!r} cannot be a folder: {error.strerror}") from None
+    for path in held:
+        path.unlink()
+    return folder
+
+
+def train_command(options):
+    """Run an experiment, write its folder, print the result."""
+    named = {field.name for field in dataclasses.fields(Config)}
+    config = make_config(**{name: value for name, value in options.items() if name in named})
+    device = pick_device(options["device"])
+    folder = new_folder(config, options.get("out"), options.get("overwrite"))
+    progress = Progress(folder / "log.jsonl", options.get("quiet"))
+    try:
+        progress.show(f"{config.task}, {config.method}, preset {config.preset}, seed {config.seed}, {device}: {folder}")
+        record, model, calibration = run(config, device, options.get("force"), progress)
+    finally:
+        progress.close()
+    state = dict(model={name: value.cpu() for name, value in model.state_dict().items()}, config=dataclasses.asdict(config),
+                 calibration=[[lines._asdict() for lines in pair] for pair in calibration or []])
+    save(folder / "checkpoint.pt", lambda file: torch.save(state, file))
+    save(folder / "result.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+    print(json.dumps(record) if options.get("json") else f"{summary(record)}\n\nrun kept in {folder}")
+    return 0
+
+
+def ask_command(options):
+    """Answer questions with a finished run; one that is outside the task costs a line on stderr, not the others."""
+    if "folder" not in options or "ask" not in options:
+        raise ValueError("--from DIR and --ask QUESTION go together")
+    run, code = load(options["folder"]), 0
+    for given in options["ask"]:
+        for question in (line.strip() for line in sys.stdin) if given == "-" else [given]:
+            try:
+                print(ask(*run, question), flush=True)
+            except ValueError as error:
+                print(f"lengen: {error}", file=sys.stderr)
+                code = 2
+    return code
+
+
+def list_command(options):
+    print("tasks")
+    for name, task in TASKS.items():
+        print(f"  {name:<14} {task.about}")
+    print("methods")
+    for name, method in METHODS.items():
+        print(f"  {name:<14} {method.where} ({method.source})")
+    return 0
+
+
+def main(argv=None):
+    """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
+    try:
+        options = vars(parser().parse_args(argv))
+        command = (list_command if "list" in options else ask_command if {"ask", "folder"} & set(options)
+                   else train_command)
+        return command(options)
+    except ValueError as error:
+        print(f"lengen: {error}", file=sys.stderr)
+        return 2
+    except FloatingPointError as error:
+        print(f"lengen: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lengen: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
