@@ -1,0 +1,669 @@
+# SPDX-License-Identifier: MIT
+"""Tests of lengen.py against oracles that are not lengen.py: Python integers, torch's own modules, published numbers,
+and the literal loops of the papers. Run: python -m pytest -q"""
+
+import dataclasses
+import json
+import math
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import lengen as L
+
+HERE = Path(__file__).resolve().parent
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def tiny(**options):
+    return L.Config(**{**dict(n_layer=2, n_head=2, d_model=16, d_ff=32, task="addition", method="vanilla"), **options})
+
+
+# --- 1. tasks -------------------------------------------------------------------------
+
+def in_base(number, base):
+    digits = ""
+    while number or not digits:
+        digits, number = str(number % base) + digits, number // base
+    return digits
+
+
+def expected_answer(task, numbers, width, base):
+    """The target by Python's integers, never lengen's arithmetic."""
+    if task == "parity-label":
+        return str(in_base(numbers[0], 2).count("1") % 2)
+    if task == "parity":
+        bits = in_base(numbers[0], 2).rjust(width, "0")[::-1]
+        return "".join(str(bits[:i + 1].count("1") % 2) for i in range(width))
+    value = {"successor": lambda a: a + 1, "addition": lambda a, b: a + b, "nx1": lambda a, b: a * b}[task](*numbers)
+    return in_base(value, base).rjust(width, "0")[::-1]
+
+
+def test_papers_worked_example():
+    assert L.example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&")        # ABC v2, Sec. 2
+    assert L.example("addition", "123", "748", width=4, align=True) == ("$+00172438&", "$1780&")
+    assert L.example("nx1", "123", "6", width=4, align=True)[0] == "$*06162636&"
+    assert L.example("parity", "1011") == ("$1011&", "$1001&")
+    assert L.decode(L.encode(L.VOCAB)) == "0123456789+*$&@"
+
+
+@pytest.mark.parametrize("task", L.TASKS)
+@pytest.mark.parametrize("base", [2, 7, 10])
+def test_examples_equal_python_integers(task, base):
+    spec, rng = L.TASKS[task], random.Random(1)
+    base = spec.base or base
+    for length in (1, 2, 5, 20, 200):
+        top = base ** length
+        for number in (0, 1, top - 1, rng.randrange(top), rng.randrange(top)):
+            second = {"addition": rng.randrange(base ** rng.randint(1, length)), "nx1": rng.randrange(base)}.get(task)
+            operands = [number] if second is None else [number, second]
+            source, target = L.example(task, *[in_base(n, base) for n in operands], width=length + 1, base=base)
+            padded = [in_base(operands[0], base).rjust(length + 1, "0")]
+            padded += [in_base(n, base).rjust(length + 1 if task == "addition" else 1, "0") for n in operands[1:]]
+            assert source == "$" + {"addition": "+", "nx1": "*"}.get(task, "").join(padded) + "&"
+            assert target == "$" + expected_answer(task, operands, length + 1, base) + "&"
+
+
+def test_longest_carry_and_ten_thousand_digits():
+    assert L.example("successor", "9" * 10_000)[1] == "$" + "0" * 10_000 + "1&"
+    assert L.example("addition", "9" * 200, "1", width=201)[1] == "$" + "0" * 200 + "1&"
+
+
+@pytest.mark.parametrize("arguments, options", [
+    (("division", "1"), {}), (("successor", "1", "2"), {}), (("successor", "12a"), {}), (("successor", ""), {}),
+    (("successor", "8"), dict(base=8)), (("addition", "123", "7"), dict(width=2)), (("successor", "999"), dict(width=3)),
+    (("nx1", "12", "34"), {})])
+def test_bad_examples_are_refused(arguments, options):
+    with pytest.raises(ValueError):
+        L.example(*arguments, **options)
+
+
+def test_split_is_a_seven_to_one_partition():
+    a, b = L.split_numbers(3)
+    assert sorted(torch.cat([a, b]).tolist()) == list(range(2 ** 20 + 1)) and abs(len(a) / len(b) - 7) < 1e-4
+    assert not torch.equal(a, L.split_numbers(4)[0])
+
+
+def test_test_numbers_have_exactly_their_length():
+    draw = lambda *a: L.draw_test(*a, torch.Generator().manual_seed(0))
+    number = lambda digits: [int("".join(map(str, row))) for row in digits.flip(1).tolist()]
+    assert sorted(number(draw("successor", 2, 10_000, 4, 10)[0])) == list(range(10, 100))   # all 90, each once
+    for length in (5, 30):
+        for operand in draw("addition", length, 50, length + 1, 10):
+            assert all(10 ** (length - 1) <= n < 10 ** length for n in number(operand))
+    assert len(draw("nx1", 30, 50, 31, 10)[1][0]) == 1
+    assert L.draw_test("parity", 10_000, 3, 10_000, 2, torch.Generator())[0].shape == (3, 10_000)
+
+
+def test_batches_depend_on_the_seed_and_not_on_the_method():
+    numbers, _ = L.split_numbers(0)
+    draw = lambda method, seed: next(L.batches(tiny(method=method), numbers, 8, [8, 9, 10], seed))
+    for a, b in zip(draw("vanilla", 5), draw("rope", 5)):
+        assert torch.equal(torch.as_tensor(a), torch.as_tensor(b))
+    assert not torch.equal(draw("vanilla", 5)[1], draw("vanilla", 6)[1])
+
+
+# --- 2. positions and biases ----------------------------------------------------------
+
+def test_sinusoid_is_the_formula():
+    table = L.sinusoidal(torch.arange(50), 6)
+    for t, channel in [(0, 0), (7, 0), (7, 1), (49, 4), (49, 5), (31, 3)]:
+        angle = t / 10000 ** (channel // 2 * 2 / 6)
+        assert table[t, channel] == pytest.approx(math.sin(angle) if channel % 2 == 0 else math.cos(angle), abs=1e-12)
+
+
+def test_cyclic_index_with_a_long_period_changes_nothing():
+    torch.manual_seed(1)
+    plain = L.Transformer(tiny(method="window"))
+    long = L.Transformer(tiny(method="window-cyclic", period=100))
+    short = L.Transformer(tiny(method="window-cyclic", period=3))
+    long.load_state_dict(plain.state_dict()), short.load_state_dict(plain.state_dict())
+    source, target = torch.randint(10, (2, 19)), torch.randint(10, (2, 9))
+    assert torch.equal(plain(source, target), long(source, target))
+    assert not torch.allclose(plain(source, target), short(source, target))
+
+
+def test_rope_equals_onnx_reference():
+    x, positions = torch.randn(2, 3, 5, 8, dtype=torch.float32), torch.tensor([0, 1, 5, 77, 9999])
+    angles = torch.arange(10_000).double()[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8.0)
+    oracle = torch.onnx.ops.rotary_embedding(x, angles.cos().float(), angles.sin().float(), positions.expand(2, 5),
+                                             interleaved=True)
+    torch.testing.assert_close(L.rope(x, positions), oracle, atol=2e-6, rtol=0)
+
+
+def test_rope_scores_ignore_a_common_shift():
+    q, k, at = torch.randn(1, 1, 6, 8), torch.randn(1, 1, 6, 8), torch.arange(6)
+    scores = lambda shift: L.rope(q, at + shift) @ L.rope(k, at + shift).transpose(2, 3)
+    torch.testing.assert_close(scores(0), scores(1000))
+    assert not torch.allclose(scores(0), q @ k.transpose(2, 3))
+    with pytest.raises(ValueError, match="odd"):
+        L.rope(torch.randn(1, 1, 6, 7), at)
+
+
+def test_relative_scores_equal_the_papers_sums():
+    B, H, T, S, D, K = 2, 2, 5, 7, 4, 2
+    q, k, table = torch.randn(B, H, T, D), torch.randn(B, H, S, D), torch.randn(2 * K + 1, D)
+    keys, both = torch.zeros(B, H, T, S), torch.zeros(B, H, T, S)
+    for i in range(T):
+        for j in range(S):
+            a_ij = table[max(-K, min(K, j - i)) + K]
+            keys[:, :, i, j] = q[:, :, i] @ a_ij
+            both[:, :, i, j] = (q[:, :, i] + k[:, :, j]) @ a_ij
+    torch.testing.assert_close(L.relative_scores(q, table, S=S), keys)
+    torch.testing.assert_close(L.relative_scores(q, table, k=k), both)
+
+
+def test_alibi_slopes_are_the_published_ones():
+    assert L.alibi_slopes(8).tolist() == [2.0 ** -h for h in range(1, 9)]
+    twelve = [.5, .25, .125, .0625, .03125, .015625, .0078125, .00390625, .707107, .353553, .176777, .088388]
+    assert L.alibi_slopes(12).tolist() == pytest.approx(twelve, abs=1e-6)
+
+
+def test_alibi_bias_is_minus_slope_times_distance():
+    small, large = L.alibi_bias(3, 4, 6), L.alibi_bias(3, 9, 9)
+    assert torch.equal(small, large[:, :4, :6])
+    for h, slope in enumerate([0.0625, 0.00390625, 0.25]):
+        assert small[h, 3, 0] == -3 * slope and small[h, 0, 5] == -5 * slope and small[h, 2, 2] == 0
+
+
+def test_window_bias():
+    opened = lambda bias: [[int(j) for j in row.isfinite().nonzero()] for row in bias[0]]
+    assert [len(row) for row in opened(L.window_bias(2, 6, 6))] == [min(i + 1, 3) for i in range(6)]
+    assert torch.equal(L.window_bias(5, 6, 6), L.causal_bias(6))
+    # `$123&` has columns 0 - 4, rows 0 - 3 write 3, 2, 1 and the end
+    assert opened(L.window_bias(1, 4, 5, cross=True)) == [[3, 4], [2, 3, 4], [1, 2, 3], [0, 1, 2]]
+    # `$+a2b2a1b1&` has columns 0 - 6; two digits a row, one column on either side
+    assert opened(L.window_bias(1, 3, 7, cross=True, step=2)) == [[4, 5, 6], [2, 3, 4, 5], [0, 1, 2, 3]]
+    assert set(L.window_bias(1, 4, 5, cross=True).unique().tolist()) == {0.0, -INF}
+
+
+# --- 3. attention ---------------------------------------------------------------------
+
+def test_attention_equals_torch_with_gradients():
+    B, T, S, C, H = 3, 4, 6, 12, 3
+    ours, oracle = L.MultiHeadAttention(C, H), nn.MultiheadAttention(C, H, batch_first=True)
+    with torch.no_grad():
+        oracle.in_proj_weight.copy_(torch.cat([ours.q.weight, ours.k.weight, ours.v.weight]))
+        oracle.in_proj_bias.copy_(torch.cat([ours.q.bias, ours.k.bias, ours.v.bias]))
+        oracle.out_proj.weight.copy_(ours.out.weight), oracle.out_proj.bias.copy_(ours.out.bias)
+    x, memory, bias = torch.randn(B, T, C), torch.randn(B, S, C), torch.randn(H, T, S)
+    bias[1, 2, 3] = -INF
+    results = []
+    for attend in (lambda a, b: ours(a, b, bias),
+                   lambda a, b: oracle(a, b, b, attn_mask=bias[None].expand(B, H, T, S).reshape(B * H, T, S),
+                                       average_attn_weights=False)):
+        a, b = x.clone().requires_grad_(), memory.clone().requires_grad_()
+        output, weights = attend(a, b)
+        output.square().sum().backward()
+        results.append((output, weights, a.grad, b.grad))
+    torch.testing.assert_close(*results)
+
+
+def test_relative_term_is_scaled_with_the_scores():
+    attention = L.MultiHeadAttention(8, 2, relative="kq", clip=2)
+    x = torch.randn(1, 5, 8)
+    q, k, v = (layer(x).view(1, 5, 2, 4).transpose(1, 2) for layer in (attention.q, attention.k, attention.v))
+    term = torch.stack([torch.stack([(q[:, :, i] + k[:, :, j]) @ attention.table[max(-2, min(2, j - i)) + 2]
+                                     for j in range(5)], -1) for i in range(5)], -2)
+    oracle = F.scaled_dot_product_attention(q, k, v, attn_mask=term / 2)       # sqrt(D) = 2
+    torch.testing.assert_close(attention(x, x)[0], attention.out(oracle.transpose(1, 2).flatten(2)))
+
+
+def test_rows_without_an_open_key_are_zero_and_never_nan():
+    attention, x = L.MultiHeadAttention(8, 2), torch.randn(2, 4, 8, requires_grad=True)
+    bias = torch.zeros(2, 4, 4)
+    bias[0, 1] = -INF
+    output, weights = attention(x, x, bias)
+    output.sum().backward()
+    assert weights[:, 0, 1].eq(0).all() and weights[:, 1, 1].sum(-1).allclose(torch.ones(2))
+    assert output.isfinite().all() and x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in attention.parameters())
+    q, k, v = (layer(x).view(2, 4, 2, 4).transpose(1, 2) for layer in (attention.q, attention.k, attention.v))
+    oracle = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)           # a closed row gives 0 there, too
+    torch.testing.assert_close(output, attention.out(oracle.transpose(1, 2).flatten(2)))
+
+
+# --- 4. transformer -------------------------------------------------------------------
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_transformer_equals_torch_transformer(norm):
+    config = tiny(method="nope", norm=norm, n_encoder=2, n_layer=3)
+    model = L.Transformer(config).eval()
+    oracle = nn.Transformer(16, 2, 2, 3, 32, 0.0, batch_first=True, norm_first=norm == "pre").eval()
+    if norm == "post":
+        oracle.encoder.norm = oracle.decoder.norm = nn.Identity()
+    else:
+        oracle.encoder.norm = nn.Identity()
+        oracle.decoder.norm.load_state_dict(model.norm.state_dict())
+    attention = {"in_proj_weight": lambda a: torch.cat([a.q.weight, a.k.weight, a.v.weight]),
+                 "in_proj_bias": lambda a: torch.cat([a.q.bias, a.k.bias, a.v.bias]),
+                 "out_proj.weight": lambda a: a.out.weight, "out_proj.bias": lambda a: a.out.bias}
+    for ours, theirs in [*zip(model.encoder, oracle.encoder.layers), *zip(model.decoder, oracle.decoder.layers)]:
+        theirs.self_attn.load_state_dict({name: pick(ours.self_attention) for name, pick in attention.items()})
+        theirs.linear1.load_state_dict(ours.feed_forward[0].state_dict())
+        theirs.linear2.load_state_dict(ours.feed_forward[3].state_dict())
+        if ours.cross_attention:
+            theirs.multihead_attn.load_state_dict({name: pick(ours.cross_attention) for name, pick in attention.items()})
+        for i, norm_ in enumerate(ours.norms, 1):
+            nn.init.normal_(norm_.weight)
+            getattr(theirs, f"norm{i}").load_state_dict(norm_.state_dict())
+    source, target = torch.randint(10, (2, 7)), torch.randint(10, (2, 5))
+    cross = torch.randn(1, 5, 7)
+    bias = L.Bias(None, [(L.causal_bias(5), cross)] * 3)
+    hidden = oracle(model.embedding(source), model.embedding(target), tgt_mask=L.causal_bias(5)[0], memory_mask=cross[0])
+    torch.testing.assert_close(model(source, target, bias), model.head(hidden))
+
+
+@pytest.mark.parametrize("method", [m for m in L.METHODS if m != "abc"])
+def test_later_targets_never_change_earlier_logits(method):
+    config = tiny(method=method, n_encoder=1)
+    model, bias = L.Transformer(config).eval(), L.make_bias(config, 8)
+    source, target = torch.randint(10, (2, 19)), torch.randint(10, (2, 9))
+    other = target.clone()
+    other[:, 5:] = (other[:, 5:] + 1) % 10
+    a, b = model(source, target, bias), model(source, other, bias)
+    assert torch.equal(a[:, :5], b[:, :5]) and not torch.allclose(a[:, 5:], b[:, 5:])
+
+
+@pytest.mark.parametrize("method", ["nope", "vanilla", "ape", "rope", "rpe-k", "rpe-kq", "alibi"])
+def test_only_positions_break_the_permutation_symmetry_of_the_source(method):
+    config = tiny(method=method, n_encoder=1)
+    model, bias = L.Transformer(config).eval(), L.make_bias(config, 8)
+    source, target = torch.randperm(10)[None, :], torch.randint(10, (1, 9))
+    source = torch.cat([source, source.flip(1)[:, :9]], 1)
+    shuffled = source[:, torch.randperm(19)]
+    same = torch.allclose(model(source, target, bias), model(shuffled, target, bias))
+    assert same == (method == "nope")
+
+
+@pytest.mark.parametrize("method", ["vanilla", "window", "window-cyclic"])
+def test_one_pass_decides_exact_match_as_greedy_decoding_does(method):
+    config = tiny(method=method, base=2, task="successor")
+    torch.manual_seed(2)
+    model = L.Transformer(config)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    numbers = torch.arange(64)
+    bias = L.make_bias(config, 22)
+    stream = L.batches(config, numbers, 32, [22], 0)
+    for _ in range(30):                           # trained a little, so that some are right and some are wrong
+        _, source, target = next(stream)
+        loss = F.cross_entropy(model(source, target[:, :-1], bias).flatten(0, 1), target[:, 1:].flatten())
+        optimizer.zero_grad(), loss.backward(), optimizer.step()
+    _, source, target = next(stream)
+    greedy = L.generate(model, source, 23, bias)
+    width = target.shape[1]
+    greedy = F.pad(greedy, (0, width - greedy.shape[1]), value=L.TOKEN["@"])
+    same = L.exact_match(model, source, target, bias)
+    assert torch.equal(same, (greedy == target).all(1))
+    assert 0 < same.sum() < len(same)
+
+
+# --- 5. attention bias calibration ----------------------------------------------------
+
+def literal_abc(attention, M, N, directions, kappa):
+    """Equation 1 element by element, in loops. The (1, -1) direction shifts the small matrix to the top-right corner."""
+    H, m, n = attention.shape
+    A, out = attention.tolist(), torch.full((H, M, N), -INF)
+    for h in range(H):
+        for delta in directions:
+            shift = N - n if delta == -1 else 0
+            lines = {}                                       # value of each line, found by walking it
+            for i in range(m):
+                for j in range(n):
+                    on_line = [A[h][i + k][j + k * delta] for k in range(-m, m + 1)
+                               if 0 <= i + k < m and 0 <= j + k * delta < n]
+                    lines[i, j] = sum(on_line) / len(on_line)
+            distinct = {}                                    # a line is named by where it meets row 0, inside or outside
+            for (i, j), value in lines.items():
+                distinct[j - i * delta] = value
+            d = list(distinct.values())
+            mu = sum(d) / len(d)
+            sigma = math.sqrt(sum((x - mu) ** 2 for x in d) / len(d))
+            for i in range(M):
+                for j in range(N):
+                    value = distinct.get(j - shift - i * delta)
+                    if value is not None and value > mu + kappa * sigma:
+                        out[h, i, j] = max(out[h, i, j], value - max(d))
+        if out[h].isneginf().all():
+            out[h] = 0
+        for i in range(M):
+            if out[h, i].isneginf().all():
+                out[h, i] = 0
+    return out
+
+
+@pytest.mark.parametrize("directions", [(1,), (0,), (-1,), (1, 0, -1)])
+@pytest.mark.parametrize("kappa", [-9.0, 0.5, 1.5, 99.0])
+def test_abc_bias_equals_the_literal_loops(directions, kappa):
+    attention = torch.rand(2, 5, 7).square()
+    for M, N in [(5, 7), (9, 16), (12, 8)]:
+        torch.testing.assert_close(L.abc_bias(attention, M, N, directions, kappa),
+                                   literal_abc(attention, M, N, directions, kappa))
+
+
+def pattern(kind, m=8, n=8):
+    i, j = torch.arange(m)[:, None], torch.arange(n)
+    return {"anti": j == n - 2 - i, "sub": j == i - 1, "column": (j == 2).expand(m, n)}[kind]
+
+
+@pytest.mark.parametrize("kind, direction", [("anti", -1), ("sub", 1), ("column", 0)])
+def test_abc_recovers_a_known_pattern_at_any_size(kind, direction):
+    attention = torch.where(pattern(kind), 0.9, 0.01)[None]
+    bias = L.abc_bias(attention, 30, 30, (direction,), kappa=2)[0]
+    expected = pattern(kind, 30, 30)
+    reached = expected.any(1)                                # other rows are left unbiased
+    assert torch.equal(bias[reached] == 0, expected[reached]) and (bias[~reached] == 0).all()
+    assert bias[reached][~expected[reached]].isneginf().all()
+
+
+def test_abc_symmetries():
+    attention = torch.rand(3, 6, 9).square()
+    a = lambda x, *directions, M=14, N=20: L.abc_bias(x, M, N, directions, kappa=1.0)
+    torch.testing.assert_close(a(attention, -1), a(attention.flip(2), 1).flip(2))                      # mirror
+    torch.testing.assert_close(L.abc_bias(attention.transpose(1, 2), 20, 14, (1,), -9.0),                # transpose
+                               L.abc_bias(attention, 14, 20, (1,), -9.0).transpose(1, 2))
+    for direction in (1, 0, -1):                                                                         # nesting
+        small, large = a(attention, direction), a(attention, direction, M=25, N=40)
+        assert torch.equal(small, large[:, :14, 20:] if direction == -1 else large[:, :14, :20])
+        assert (small.amax((1, 2)) == 0).all()                                                           # best line is 0
+
+
+def test_uniform_attention_is_transparent():
+    for m, n in [(8, 10), (62, 63)]:
+        assert torch.equal(L.abc_bias(torch.full((2, m, n), 1 / n), 20, 30), torch.zeros(2, 20, 30))
+        assert torch.equal(L.abc_bias(torch.full((2, m, n), 1 / n).float(), 20, 30), torch.zeros(2, 20, 30).float())
+
+
+def test_kappa_beyond_reach_opens_nothing_and_reach_makes_it_relative():
+    attention = torch.where(pattern("anti"), 1.0, 0.0)[None]                  # 15 anti-diagonals: z at most sqrt(14)
+    assert (L.abc_bias(attention, 8, 8, (-1,), kappa=3.75) == 0).all()
+    assert L.abc_bias(attention, 8, 8, (-1,), kappa=3.73).isneginf().any()
+    assert L.abc_bias(attention, 8, 8, (-1,), kappa=0.99, kappa_unit="reach").isneginf().any()
+    assert (L.abc_bias(attention, 8, 8, (-1,), kappa=1.01, kappa_unit="reach") == 0).all()
+
+
+def test_corner_lines_do_not_count_with_support():
+    uniform = torch.ones(62, 62).tril()
+    uniform = (uniform / uniform.sum(1, keepdim=True))[None]                  # causal and uniform: corner (0, 0) is 1
+    corner = L.find_lines(uniform, (-1,), kappa=4.5)
+    assert corner.mean[-1][0][0, -1] == 1 and corner.z[-1][0][0, -1] > 4.5 and corner.values[-1][0][0, -1] == 0
+    assert L.find_lines(uniform, (-1,), kappa=-99, support=0.5).values[-1][0][0, -1] == -INF
+
+
+def test_blocks_continue_each_operand_by_itself():
+    # `$dd|+dd|&` to `$dddd|+dddd|&`: row i reads digit i of both numbers, right to left
+    attention = torch.full((1, 3, 7), 0.01)
+    for i in range(2):
+        attention[0, i, 2 - i] = attention[0, i, 5 - i] = 0.48
+    attention[0, 2, 0] = attention[0, 2, 3] = 0.48
+    bias = L.abc_bias(attention, 5, 11, (-1,), kappa=1, blocks=[(3, 5), (3, 5), (1, 1)])[0]
+    assert [[int(j) for j in row.isfinite().nonzero()] for row in bias] == [[4, 9], [3, 8], [2, 7], [1, 6], [0, 5]]
+    with pytest.raises(ValueError, match="add up"):
+        L.abc_bias(attention, 5, 11, blocks=[(3, 5), (3, 5)])
+
+
+def test_empty_rows_open_the_first_column_on_request():
+    attention = torch.where(pattern("sub"), 1.0, 0.0)[None]
+    assert L.abc_bias(attention, 8, 8, (1,), kappa=2)[0, 0].tolist() == [0.0] * 8
+    assert L.abc_bias(attention, 8, 8, (1,), kappa=2, empty="first")[0, 0].tolist() == [0.0] + [-INF] * 7
+    nothing = L.abc_bias(torch.ones(1, 4, 4), 6, 6, empty="first")
+    assert (nothing[..., 0] == 0).all() and nothing[..., 1:].isneginf().all()
+
+
+def test_column_blocks_match_the_source():
+    for task, blocks, markers in [("addition", "$000|+000|&", "x...x...x"), ("nx1", "$000|*0&", "x...xxx"),
+                                  ("parity", "$000|&", "x...x")]:
+        found, marked = L.column_blocks(task, 3)
+        assert found == [len(part) for part in blocks.split("|")] and marked.tolist() == [m == "x" for m in markers]
+
+
+def test_only_correct_examples_are_averaged():
+    config = tiny(task="successor", n_layer=1)
+    model = L.Transformer(config).eval()
+    source = torch.randint(10, (6, 10))
+    target = torch.cat([torch.full((6, 1), L.TOKEN["$"]), torch.zeros(6, 9, dtype=torch.long)], 1)
+    for t in range(9):                                   # targets: the model's own greedy answers, so all are right
+        target[:, t + 1] = model(source, target[:, :t + 1])[:, -1].argmax(-1)
+    wrong = target.clone()
+    wrong[::2, 3] = (wrong[::2, 3] + 1) % 10
+    self_, cross, correct = L.collect_attention(model, source, wrong, batch=4)
+    trace = []
+    model(source[1::2], target[1::2, :-1], trace=trace)
+    assert correct == 3 and cross.shape == (1, 2, 9, 10)
+    torch.testing.assert_close(cross[0], trace[0][1].mean(0))
+    torch.testing.assert_close(self_[0], trace[0][0].mean(0))
+    with pytest.raises(ValueError, match="no example"):
+        L.collect_attention(model, source[:1], wrong[:1])
+
+
+# --- 6. training and evaluation -------------------------------------------------------
+
+@pytest.mark.parametrize("correct, n, low, high", [(0, 100, 0, .036993), (50, 100, .403832, .596168),
+                                                   (100, 100, .963007, 1), (10_000, 10_000, .999616, 1)])
+def test_wilson_interval(correct, n, low, high):
+    assert L.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
+
+
+@pytest.mark.parametrize("method", L.METHODS)
+def test_bias_fits_the_tokens_of_every_task(method):
+    for task in L.TASKS:
+        config = tiny(task=task, method=method)
+        _, source, target = next(L.batches(config, torch.arange(100), 2, [config.width + 3], 0))
+        T, S = target.shape[1] - 1, source.shape[1]
+        calibration = None
+        if method == "abc":
+            n = sum(L.column_blocks(task, config.width)[0])
+            t = T if task == "parity-label" else config.width + 1
+            calibration = L.calibrate(config, torch.rand(2, 2, t, t), torch.rand(2, 2, t, n))
+        for self_bias, cross in L.make_bias(config, config.width + 3, calibration).decoder:
+            assert self_bias.shape[1:] == (T, T) and (cross is None or cross.shape[1:] == (T, S))
+            assert self_bias.broadcast_to(2, T, T)[:, torch.ones(T, T).triu(1).bool()].isneginf().all()
+
+
+def test_evaluation_counts_what_a_perfect_and_a_wrong_model_get():
+    class Oracle(nn.Module):
+        def __init__(self, config, mistakes):
+            super().__init__()
+            self.config, self.mistakes, self.p = config, mistakes, nn.Parameter(torch.zeros(1))
+
+        def forward(self, source, target, bias=None):
+            logits = torch.zeros(*target.shape, len(L.VOCAB))
+            for b, row in enumerate(source):
+                text = L.decode(row)
+                right = str(int(text[1:-1]) + 1).rjust(len(text) - 2, "0")[::-1] + "&"
+                right = "&" + right[1:] if self.mistakes and text[-2] == "7" else right
+                logits[b, torch.arange(len(right)), [L.TOKEN[c] for c in right]] = 1
+            return logits
+    config = tiny(task="successor", method="nope")
+    assert L.evaluate(Oracle(config, False), config, (2, 30), 64)["30"]["correct"] == 64
+    result = L.evaluate(Oracle(config, True), config, (2,), 1000)["2"]
+    assert (result["correct"], result["n"]) == (81, 90)              # of 10 .. 99 nine end in 7
+
+
+# --- 7. command line ------------------------------------------------------------------
+
+def lengen(*arguments, **options):
+    return subprocess.run([sys.executable, str(HERE / "lengen.py"), *map(str, arguments)], capture_output=True, text=True,
+                          **options)
+
+
+QUICK = ["--task", "successor", "--d-model", "32", "--d-ff", "64", "--n-layer", "1", "--steps", "20", "--every", "10",
+         "--batch", "8", "--lengths", "2,9", "--samples", "20", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("arguments, named", [
+    ("--task division", "addition"), ("--method none", "vanilla"), ("--n-head 3", "--n-head"),
+    ("--method rope --d-model 12 --n-head 4", "even"), ("--lengths 0", "--lengths"), ("--lengths -3", "--lengths"),
+    ("--lengths six", "--lengths"), ("--lengths 6,,7", "--lengths"), ("--samples 0", "--samples"), ("--width 3", "--width"),
+    ("--device tpu", "--device"), ("--lr nan", "--lr"), ("--lr inf", "--lr"), ("--lr -1", "--lr"), ("--lr 0", "--lr"),
+    ("--window -1", "--window"), ("--period 0", "--period"), ("--kappa-cross nan", "--kappa-cross"),
+    ("--method ape --table 50 --lengths 60", "--table"), ("--tas successor", "--tas"), ("--base 11", "--base"),
+    ("--from nowhere --ask 1", "nowhere"), ("--ask 1", "--from"), ("--preset slow", "--preset"), ("--steps 1.5", "--steps")])
+def test_bad_input_is_one_line_and_exit_2(arguments, named, capsys):
+    assert L.main(shlex.split(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and named in err
+
+
+def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    out = tmp_path / "run"
+    assert L.main([*QUICK, "--method", "vanilla", "--out", str(out), "--json", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    record = json.loads(printed)
+    assert printed.count("\n") == 1 and record == json.loads((out / "result.json").read_text())
+    assert {"task", "method", "preset", "seed", "config", "device", "torch", "source_sha256", "seconds", "examples",
+            "tokens", "interpolation_accuracy", "lines", "accuracy"} == set(record)
+    assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (10 + 9)
+    assert record["accuracy"]["2"]["n"] == 20 and record["config"]["d_model"] == 32
+    assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert L.main([*QUICK, "--out", str(out)]) == 2 and "already holds a run" in capsys.readouterr().err
+    assert L.main(["--from", str(out), "--ask", "123", "12+3", ""]) == 2
+    answers, errors = capsys.readouterr()
+    assert answers.count("\n") == 1 and errors.count("\n") == 2 and "12+3" in errors
+    (out / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    assert L.main(["--from", str(out), "--ask", "123"]) == 2
+    assert "weights_only" not in capsys.readouterr().err
+
+
+def test_abc_is_refused_below_interpolation(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    assert L.main([*QUICK, "--out", str(tmp_path), "--quiet"]) == 2
+    assert re.search(r"99% at least.*0\.\d%", capsys.readouterr().err) and not (tmp_path / "result.json").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(L.F, "cross_entropy", lambda *a: torch.tensor(float("nan")))
+        assert L.main([*QUICK, "--out", str(tmp_path), "--quiet"]) == 1
+    assert "step 1" in capsys.readouterr().err
+
+
+def test_script_runs_and_lists():
+    done = lengen("--list")
+    assert done.returncode == 0 and all(name in done.stdout for name in [*L.TASKS, *L.METHODS])
+    assert lengen("--samples", "-5").returncode == 2
+
+
+def documented_commands():
+    for name in ("README.md", "run_all.sh"):
+        for line in (HERE / name).read_text().splitlines():
+            for command in re.findall(r"python lengen\.py((?: [^`|;&#>]+)?)", line):
+                yield name, command.strip()
+
+
+def test_documented_commands_are_accepted():
+    commands = [command for _, command in documented_commands() if "$" not in command]
+    assert len(commands) >= 4
+    for command in commands:
+        options = vars(L.parser().parse_args(shlex.split(command)))
+        L.make_config(**{k: v for k, v in options.items() if k in {f.name for f in dataclasses.fields(L.Config)}})
+
+
+def test_nothing_is_imported_but_torch():
+    code = "import sys, lengen; print(sorted({m.split('.')[0] for m in sys.modules} & {'matplotlib', 'scipy', 'pandas'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_tiny_abc_run_is_exact_far_beyond_training(tmp_path, capsys):
+    """End to end in base 2: trained up to 21 bits, exact at 100."""
+    torch.set_default_dtype(torch.float32)
+    assert L.main(["--task", "successor", "--out", str(tmp_path), "--json", "--quiet", "--lengths", "6,60",
+                   "--samples", "200", "--device", "cpu"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["accuracy"]["60"]["correct"] == 200
+    assert any(line["line"] == "anti-diagonal" for line in record["lines"])
+    assert L.main(["--from", str(tmp_path), "--ask", "9" * 40, "03611451449241919819"]) == 0
+    assert capsys.readouterr().out.split() == [str(10 ** 40), "3611451449241919820"]
+
+
+# --- timing: python -m pytest -m timing -s --------------------------------------------
+
+def interleaved(first, second, rounds, warm=2):
+    """Median seconds of two functions called in turn."""
+    times = ([], [])
+    for _ in range(rounds + warm):
+        for call, taken in zip((first, second), times):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken[warm:]) for taken in times]
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize("shape", ["default", "paper"])
+def test_a_step_costs_no_more_than_torchs(shape):
+    torch.set_default_dtype(torch.float32)
+    config = L.Config(task="addition", method="vanilla", **({} if shape == "default" else
+                                                           dict(n_encoder=1, n_layer=6, n_head=8, norm="post", dropout=0.3)))
+    ours, S = L.Transformer(config), 2 * config.width + 3
+    bias = L.make_bias(config, config.width)
+
+    class Theirs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            C = config.d_model
+            self.embedding, self.head = nn.Embedding(len(L.VOCAB), C), nn.Linear(C, len(L.VOCAB))
+            self.core = nn.Transformer(C, config.n_head, max(1, config.n_encoder), config.n_layer, config.d_ff, config.dropout,
+                                       batch_first=True, norm_first=config.norm == "pre")
+            if not config.n_encoder:
+                self.core.encoder = None
+            self.register_buffer("table", L.sinusoidal(torch.arange(S), C))
+            self.register_buffer("causal", L.causal_bias(config.width + 1)[0])
+
+        def forward(self, source, target):
+            source = self.embedding(source) + self.table[:source.shape[1]]
+            target = self.embedding(target) + self.table[:target.shape[1]]
+            memory = self.core.encoder(source) if self.core.encoder else source
+            return self.head(self.core.decoder(target, memory, tgt_mask=self.causal, tgt_is_causal=True))
+
+    numbers, _ = L.split_numbers(0)
+    stream = L.batches(config, numbers, 64, [config.width], 0)
+
+    def step(model, *bias):
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def call():
+            _, source, target = next(stream)
+            loss = F.cross_entropy(model(source, target[:, :-1], *bias).flatten(0, 1), target[:, 1:].flatten())
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+        return call
+
+    mine, torchs = interleaved(step(ours, bias), step(Theirs()), 100)
+    print(f"\n{shape} shape, batch 64: {1e3 * mine:.1f} ms a step, torch.nn.Transformer {1e3 * torchs:.1f} ms, "
+          f"ratio {mine / torchs:.2f}, {torch.get_num_threads()} threads")
+    assert mine / torchs < 1.0
+
+
+@pytest.mark.timing
+def test_abc_bias_against_the_literal_loop():
+    torch.set_default_dtype(torch.float32)
+    attention, directions = torch.rand(8, 31, 62).square(), (1, 0, -1)
+    start = time.perf_counter()
+    literal = literal_abc(attention, 62, 125, directions, 1.5)
+    loop = time.perf_counter() - start
+    ours, _ = interleaved(lambda: L.abc_bias(attention, 62, 125, directions, 1.5), lambda: None, 50)
+    torch.testing.assert_close(L.abc_bias(attention, 62, 125, directions, 1.5), literal)
+    print(f"\n8 x 62 x 125: abc_bias {1e3 * ours:.2f} ms, literal loops {loop:.2f} s, ratio {loop / ours:.0f}")
+    assert loop / ours > 1000
