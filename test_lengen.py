@@ -311,9 +311,9 @@ def test_one_pass_decides_exact_match_as_greedy_decoding_does(method):
     greedy = L.generate(model, source, 23, bias)
     width = target.shape[1]
     greedy = F.pad(greedy, (0, width - greedy.shape[1]), value=L.TOKEN["@"])
-    same = L.exact_match(model, source, target, bias)
+    same, least = L.grade(model, source, target, bias)
     assert torch.equal(same, (greedy == target).all(1))
-    assert 0 < same.sum() < len(same)
+    assert 0 < same.sum() < len(same) and same[least > 0.5].all() and not same[least < 1 / len(L.VOCAB)].any()
 
 
 # --- 5. attention bias calibration ----------------------------------------------------
