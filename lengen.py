@@ -420,6 +420,22 @@ def option(default, help, low=None, high=None, choices=None):
     return dataclasses.field(default=default, metadata=dict(help=help, low=low, high=high, choices=choices))
 
 
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def check_option(field, value):
+    """Raises: ValueError when a configuration value is of the wrong kind or out of range."""
+    meta, many = field.metadata, isinstance(field.default, tuple)
+    if meta["choices"] and value not in meta["choices"]:
+        raise ValueError(f"{flag(field.name)}: {value!r} is unknown; choose from {', '.join(meta['choices'])}")
+    if many and not value:
+        raise ValueError(f"{flag(field.name)}: needs at least one number")
+    for number in (value if many else [value]) if meta["low"] is not None else []:
+        if not meta["low"] <= number <= meta["high"]:                                   # nan fails this, too
+            raise ValueError(f"{flag(field.name)}: {number} is not between {meta['low']} and {meta['high']}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
@@ -451,10 +467,8 @@ class Config:
     steps: int = option(6000, "most steps of the first training", 1, 10 ** 9)
     retrain_steps: int = option(2000, "most steps of the retraining", 1, 10 ** 9)
     every: int = option(50, "steps between checks on held-out numbers", 1, 10 ** 9)
-    check: int = option(256, "held-out examples a check, at each of up to three widths", 1, 10 ** 6)
-    goal: float = option(0.999, "abc: held-out accuracy that ends the training before calibration", 0, 1)
-    certainty: float = option(0.9, "probability that the last training gives every right held-out token", 0, 1)
-    patience: int = option(2, "checks in a row that must be so", 1, 10 ** 6)
+    goal: float = option(0.999, "held-out accuracy at which training has done its work", 0, 1)
+    cooldown: float = option(1.0, "steps of falling learning rate after that, as a share of those before", 0, 100)
     # calibration
     calibrate_on: str = option("weights", "average attention after or before the softmax", choices=("weights", "scores"))
     calibration_samples: int = option(1000, "training examples decoded", 1, 10 ** 7)
@@ -491,24 +505,8 @@ class Config:
                              "digit question")
 
 
-def flag(name):
-    return "--" + name.replace("_", "-")
-
-
-def check_option(field, value):
-    """Raises: ValueError when a configuration value is of the wrong kind or out of range."""
-    meta, many = field.metadata, isinstance(field.default, tuple)
-    if meta["choices"] and value not in meta["choices"]:
-        raise ValueError(f"{flag(field.name)}: {value!r} is unknown; choose from {', '.join(meta['choices'])}")
-    if many and not value:
-        raise ValueError(f"{flag(field.name)}: needs at least one number")
-    for number in (value if many else [value]) if meta["low"] is not None else []:
-        if not meta["low"] <= number <= meta["high"]:                                   # nan fails this, too
-            raise ValueError(f"{flag(field.name)}: {number} is not between {meta['low']} and {meta['high']}")
-
-
-PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, steps=460_000,
-             retrain_steps=46_000, every=1000, directions_self=(1, 0, -1), kappa_cross=4.5, kappa_self=0.87,
+PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
+             average=0.0, cooldown=0.0, steps=460_000, retrain_steps=46_000, every=1000, directions_self=(1, 0, -1), kappa_cross=4.5, kappa_self=0.87,
              kappa_unit="sigma", support=0.0, floor=0.0, layer="last", blocks=False, empty="all", samples=10_000)
 
 
@@ -516,9 +514,7 @@ def make_config(preset="fast", **options):
     """Config of a preset, with `options` on top. "paper": ABC v2, App. B and D, at the fixed width of the authors' code
     (longest tested length + 1); batch and steps are theirs, since the paper gives none."""
     if preset == "paper":
-        task, lengths = options.get("task", "successor"), options.get("lengths", Config.lengths)
-        widest = max(lengths) + 1 if lengths else 0
-        options = PAPER | {"width": widest} | options
+        options = PAPER | {"width": max(options.get("lengths", Config.lengths), default=0) + 1} | options
     return Config(preset=preset, **options)
 
 
@@ -546,20 +542,19 @@ class Layer(nn.Module):
 
     def forward(self, x, self_bias, memory=None, cross_bias=None, positions=(None, None), pre_softmax=False):
         """x (B, T, C) -> x (B, T, C), self weights, cross weights."""
-        weights = [None, None]
+        cross_weights = None
+        x, self_weights = self.residual(0, x, lambda y: self.self_attention(y, y, self_bias, positions[0], pre_softmax))
+        if self.cross_attention:
+            x, cross_weights = self.residual(1, x, lambda y: self.cross_attention(y, memory, cross_bias, positions[1],
+                                                                                 pre_softmax))
+        x, _ = self.residual(-1, x, lambda y: (self.feed_forward(y), None))
+        return x, self_weights, cross_weights
 
-        def attend_self(y):
-            y, weights[0] = self.self_attention(y, y, self_bias, positions[0], pre_softmax)
-            return y
-
-        def attend_cross(y):
-            y, weights[1] = self.cross_attention(y, memory, cross_bias, positions[1], pre_softmax)
-            return y
-
-        cross = [attend_cross] if self.cross_attention else []
-        for norm, sublayer in zip(self.norms, [attend_self, *cross, self.feed_forward]):
-            x = x + self.dropout(sublayer(norm(x))) if self.pre else norm(x + self.dropout(sublayer(x)))
-        return x, *weights
+    def residual(self, i, x, sublayer):
+        """x plus the sublayer of it, with norm i before or after; also the attention weights it returns."""
+        y, weights = sublayer(self.norms[i](x) if self.pre else x)
+        x = x + self.dropout(y)
+        return (x if self.pre else self.norms[i](x)), weights
 
 
 class Transformer(nn.Module):
@@ -606,14 +601,14 @@ class Transformer(nn.Module):
         if bias is None:
             causal = causal_bias(target.shape[1]).to(source.device)
             bias = Bias(None, [(causal, None)] * len(self.decoder))
-        s, t = (self.indices(source), self.indices(target)) if self.method.rotary else (None, None)
-        pairs = lambda q, k: (q, k) if self.method.rotary else None
+        s, t = self.indices(source), self.indices(target)
+        rotate = lambda q, k: (q, k) if self.method.rotary else None
         memory = self.embed(source, 0)
         for layer in self.encoder:
-            memory, _, _ = layer(memory, bias.encoder, positions=(pairs(s, s), None))
+            memory, _, _ = layer(memory, bias.encoder, positions=(rotate(s, s), None))
         x = self.embed(target, 1)
         for layer, (self_bias, cross_bias) in zip(self.decoder, bias.decoder):
-            x, *weights = layer(x, self_bias, memory, cross_bias, (pairs(t, t), pairs(t, s)), pre_softmax)
+            x, *weights = layer(x, self_bias, memory, cross_bias, (rotate(t, t), rotate(t, s)), pre_softmax)
             if trace is not None:
                 trace.append(weights)
         return self.head(self.norm(x))
@@ -876,20 +871,16 @@ def wilson(correct, n, z=1.959964):
 
 
 @torch.no_grad()
-def grade(model, source, target, bias=None):
-    """-> exact (B,) bool: is the greedy answer the target; least (B,): the least probability given to a token of it.
+def exact_match(model, source, target, bias=None):
+    """(B,) bool: is the greedy answer exactly the target?
 
     One pass decides it: greedy decoding gives the target if and only if every teacher-forced argmax does, since up to
     the first mistake both see the same tokens.
     """
     model.eval()
     chunk = max(1, 2 ** 24 // (model.config.n_head * target.shape[1] * source.shape[1]))   # bounds the memory of a pass
-    exact, least = [], []
-    for s, t in zip(source.split(chunk), target.split(chunk)):
-        logits, labels = model(s, t[:, :-1], bias), t[:, 1:]
-        exact.append((logits.argmax(-1) == labels).all(1))
-        least.append(logits.softmax(-1).gather(2, labels[..., None]).amin((1, 2)))
-    return torch.cat(exact), torch.cat(least)
+    return torch.cat([(model(s, t[:, :-1], bias).argmax(-1) == t[:, 1:]).all(1)
+                      for s, t in zip(source.split(chunk), target.split(chunk))])
 
 
 def evaluate(model, config, lengths, samples, calibration=None):
@@ -902,7 +893,7 @@ def evaluate(model, config, lengths, samples, calibration=None):
         operands = draw_test(config.task, length, samples, width, config.base, generator)
         source, target = arrange(config.task, operands, config.base, align)
         bias = to_device(make_bias(config, width, calibration), device)
-        right, _ = grade(model, source.to(device), target.to(device), bias)
+        right = exact_match(model, source.to(device), target.to(device), bias)
         correct, n = int(right.sum()), len(right)
         low, high = wilson(correct, n)
         accuracy[str(length)] = {"correct": correct, "n": n, "low": low, "high": high}
@@ -919,25 +910,26 @@ def batches(config, numbers, B, widths, seed):
         yield width, *arrange(config.task, operands, config.base, align)
 
 
-def train(model, config, steps, widths, goal, certainty, calibration=None, report=lambda **fields: None):
-    """Train until held-out numbers are answered well enough, at most `steps` -> {"steps", "examples", "tokens"}.
+def train(model, config, steps, widths, cooldown, calibration=None, report=lambda **fields: None):
+    """Train until `config.goal` of the held-out numbers are exact, then let the learning rate fall to zero over
+    `cooldown` times as many steps -> {"steps", "examples", "tokens"}. The model ends as the average of its last weights.
 
-    Well enough: `goal` of them exact, and no right token less probable than `certainty`, at config.patience checks in a
-    row. (Exactness alone ends too early: an answer of 60 digits meets rare cases that 700 short ones did not show.)
-    Only numbers of the training range are looked at. report(step=, of=, loss=, accuracy=, least=) comes at every check.
-    Raises: FloatingPointError when the loss is nan or inf.
+    Without the cool-down and the average, exactness flickers: an answer of 60 digits meets rare cases that 700 short
+    ones did not show. At most `steps`, cool-down included. Only numbers of the training range are looked at.
+    report(step=, of=, loss=, accuracy=) comes at every check. Raises: FloatingPointError when the loss is nan or inf.
     """
     device = next(model.parameters()).device
     pool, held_out = split_numbers(config.seed)
     biases = {width: to_device(make_bias(config, width, calibration), device) for width in widths}
-    checks = [next(batches(config, held_out, config.check, [width], config.seed + 1))
+    checks = [next(batches(config, held_out, 256, [width], config.seed + 1))
               for width in sorted({widths[0], widths[len(widths) // 2], widths[-1]})]
-    optimizer = torch.optim.AdamW(model.parameters(), config.lr, (0.9, 0.98), fused=device.type in ("cpu", "cuda"))
-    scale = lambda step: min(1, (step + 1) / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, scale)
+    optimizer = torch.optim.Adam(model.parameters(), config.lr, (0.9, 0.98), fused=device.type in ("cpu", "cuda"))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
-    streak, tokens = 0, 0
+    reached, end, tokens = steps / (1 + cooldown), steps, 0           # the cool-down begins at `reached`
     for step, (width, source, target) in enumerate(batches(config, pool, config.batch, widths, config.seed + 2), 1):
+        warm, cool = step / config.warmup, (end - step + 1) / (end - reached + 1)
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min(1, warm, cool)
         model.train()
         source, target = source.to(device), target.to(device)
         logits = model(source, target[:, :-1], biases[width])
@@ -948,17 +940,16 @@ def train(model, config, steps, widths, goal, certainty, calibration=None, repor
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
         average.update_parameters(model)
         tokens += source.numel() + target[:, 1:].numel()
-        if step % config.every == 0 or step == steps:
-            grades = [grade(average.module, s.to(device), t.to(device), biases[w]) for w, s, t in checks]
-            accuracy = float(torch.cat([exact for exact, _ in grades]).float().mean())
-            least = float(torch.cat([least for _, least in grades]).min())
-            report(step=step, of=steps, loss=float(loss.detach()), accuracy=accuracy, least=least)
-            streak = streak + 1 if accuracy >= goal and least >= certainty else 0
-            if streak == config.patience or step == steps:
-                break
+        if step % config.every == 0 or step == end:
+            right = torch.cat([exact_match(average.module, s.to(device), t.to(device), biases[w]) for w, s, t in checks])
+            accuracy = float(right.float().mean())
+            report(step=step, of=end, loss=float(loss.detach()), accuracy=accuracy)
+            if accuracy >= config.goal and step < reached:
+                reached, end = step, min(steps, round(step * (1 + cooldown)))
+        if step >= end:
+            break
     model.load_state_dict(average.module.state_dict())
     return {"steps": step, "examples": step * config.batch, "tokens": tokens}
 
@@ -986,11 +977,11 @@ def run(config, device, force=False, report=lambda **fields: None):
         first = dataclasses.replace(config, method="vanilla") if abc else config
         torch.manual_seed(config.seed)
         model = Transformer(first).to(device)
-        needs = ([config.width], config.goal, 0.0) if abc else (widths, 1.0, config.certainty)
-        trained["interpolate"] = train(model, first, config.steps, *needs, report=report)
+        plan = ([config.width], 0) if abc else (widths, config.cooldown)
+        trained["interpolate"] = train(model, first, config.steps, *plan, report=report)
         bias = to_device(make_bias(first, config.width), device)
         sample = lambda pool, n, seed: [x.to(device) for x in next(batches(first, pool, n, [config.width], seed))[1:]]
-        right, _ = grade(model, *sample(held_out, 2000, config.seed + 3), bias)
+        right = exact_match(model, *sample(held_out, 2000, config.seed + 3), bias)
         interpolation = float(right.float().mean())
         report(interpolation_accuracy=interpolation, n=len(right))
     if abc:
@@ -1005,8 +996,7 @@ def run(config, device, force=False, report=lambda **fields: None):
         with stage("retrain"):
             torch.manual_seed(config.seed + 1)
             model = Transformer(config).to(device)
-            trained["retrain"] = train(model, config, config.retrain_steps, widths, 1.0, config.certainty, calibration,
-                                       report)
+            trained["retrain"] = train(model, config, config.retrain_steps, widths, config.cooldown, calibration, report)
     with stage("evaluate"):
         accuracy = evaluate(model, config, config.lengths, config.samples, calibration)
     seconds["total"] = round(sum(seconds.values()), 2)
@@ -1077,9 +1067,9 @@ def load(folder):
                            for name, many in names.items()})
         model = Transformer(config)
         model.load_state_dict(state["model"])
+        calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
     except Exception as error:                          # torch's own text advises to turn the safety off: not shown
         raise ValueError(f"--from: {str(path)!r} is not a checkpoint of this program ({type(error).__name__})") from None
-    calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
     return model.eval(), config, calibration
 
 
@@ -1088,7 +1078,7 @@ class Progress:
 
     def __init__(self, path, quiet):
         self.log, self.quiet, self.live = open(path, "w", encoding="utf-8"), quiet, sys.stderr.isatty()
-        self.start, self.stage, self.limit = time.perf_counter(), "", 0
+        self.start, self.stage = time.perf_counter(), ""
 
     def __call__(self, **fields):
         seconds = time.perf_counter() - self.start
