@@ -19,4 +19,5 @@ done
 for method in vanilla nope ape alibi rope rpe-k rpe-kq window window-cyclic window-nope; do
     record --task successor --method "$method"
 done
+record --task successor --method window --width 61 --spread 0
 python -m pytest -m timing -s -q | grep ratio | tee results/timing.txt
