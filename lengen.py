@@ -5,8 +5,8 @@ A transformer trained on numbers of about 6 digits answers questions of 60 digit
 where it looked on short numbers. This file trains it, finds those places (Attention Bias Calibration, ABC) and tests
 it, beside the position schemes that fail.
 
-    python lengen.py --task successor --method abc          # half a minute on two CPU cores
-    python lengen.py --task addition --method abc           # under two minutes
+    python lengen.py --task successor --method abc          # 20 seconds on two CPU cores
+    python lengen.py --task addition --method abc           # two minutes
     python lengen.py --task successor --method vanilla      # 20 seconds: right at 6 digits, wrong at 10
     python lengen.py --from runs/NAME --ask "123+748"       # a second
 
@@ -18,7 +18,8 @@ Read it from top to bottom; each section needs only those above it.
     4. Transformer         methods, configuration, encoder-decoder, greedy decoding
     5. Calibration         collect attention, average along lines, drop off, continue to any size (ABC v2, Eq. 1)
     6. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
-    7. Command line
+    7. Consecutive pairs   one attention head, read completely
+    8. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -345,18 +346,19 @@ class MultiHeadAttention(nn.Module):
     """scores = (q k^T + relative) / sqrt(D) + bias;  weights = softmax(scores);  output = weights v.
 
     relative: "" none, "k" Shaw keys, "kq" keys and queries; its table covers offsets -clip .. clip.
+    d_head, d_out: head and output width where they are not d_model / n_head and d_model.
     Source: Vaswani et al., Sec. 3.2; the place of the bias: ABC v2, Eq. 2.
     """
 
-    def __init__(self, d_model, n_head, relative="", clip=16, dropout=0.0):
+    def __init__(self, d_model, n_head, relative="", clip=16, dropout=0.0, d_head=None, d_out=None):
         super().__init__()
-        if d_model % n_head:
+        if d_model % n_head and d_head is None:
             raise ValueError(f"{n_head} heads do not divide the width {d_model}")
-        self.n_head, self.d_head, self.relative = n_head, d_model // n_head, relative
-        self.q = nn.Linear(d_model, d_model)
-        self.k = nn.Linear(d_model, d_model)
-        self.v = nn.Linear(d_model, d_model)
-        self.out = nn.Linear(d_model, d_model)
+        self.n_head, self.d_head, self.relative = n_head, d_head or d_model // n_head, relative
+        self.q = nn.Linear(d_model, n_head * self.d_head)
+        self.k = nn.Linear(d_model, n_head * self.d_head)
+        self.v = nn.Linear(d_model, n_head * self.d_head)
+        self.out = nn.Linear(n_head * self.d_head, d_out or d_model)
         self.dropout = nn.Dropout(dropout)
         if relative:
             self.table = nn.Parameter(torch.randn(2 * clip + 1, self.d_head) / math.sqrt(self.d_head))
@@ -868,6 +870,10 @@ def device_name(device):
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
+def source_sha256():
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+
+
 def wilson(correct, n, z=1.959964):
     """Wilson 95% interval of a share -> (low, high). Source: Wilson 1927."""
     share, denominator = correct / n, 1 + z * z / n
@@ -1011,7 +1017,7 @@ def run(config, device, force=False, report=lambda **fields: None):
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(), seconds=seconds,
+                  source_sha256=source_sha256(), seconds=seconds,
                   examples={name: result["examples"] for name, result in trained.items()},
                   tokens={name: result["tokens"] for name, result in trained.items()},
                   interpolation_accuracy=interpolation, lines=line_table(calibration or []), accuracy=accuracy)
@@ -1019,7 +1025,193 @@ def run(config, device, force=False, report=lambda **fields: None):
 
 
 # ======================================================================================
-# 7. Command line
+# 7. Consecutive pairs: one attention head, read completely
+# ======================================================================================
+#
+# Source: the study of consecutive pairs. Tokens are integers 0 .. V - 1; a token's label is 1
+# where the sequence also holds its value - 1 or + 1. One layer, one head, no positions, no
+# feed-forward, no residual: everything the model knows is in one score matrix.
+
+@dataclasses.dataclass(frozen=True)
+class PairsConfig:
+    """What a run of the task "consecutive" depends on. Raises: ValueError naming the option."""
+    task: str = option("consecutive", "what to learn", choices=("consecutive",))
+    seed: int = option(0, "first seed", 0, 2 ** 32)
+    seeds: int = option(1, "consecutive: models trained, from --seed on", 1, 1000)
+    d_vocab: int = option(16, "consecutive: tokens", 3, 2 ** 16)
+    d_head: int = option(32, "consecutive: width of queries and keys", 1, 65536)
+    d_model: int = option(128, "width of the embedding", 1, 65536)
+    dummy: bool = option(False, "consecutive: a dummy token before each sequence")
+    length: int = option(5, "consecutive: integers in a sequence", 2, 1000)
+    batch: int = option(1000, "sequences a step", 1, 10 ** 6)
+    lr: float = option(1e-4, "learning rate at the start", 1e-12, 10)
+    steps: int = option(10_000, "steps", 1, 10 ** 9)
+    plant: float = option(0.0, "consecutive: probability that a pair of places is made consecutive", 0, 1)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_option(field, getattr(self, field.name))
+
+
+class PairsModel(nn.Module):
+    """Tokens (B, T) -> logits (B, T): embedding and one attention of output width 1.
+
+    Differs: embeddings start with standard deviation 0.1. From 1, the values of the tokens start with either sign, and
+    the training keeps a solution in which some tokens stand for "no neighbour" (measured: it never reaches 100%).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=0.1)
+        self.attention = MultiHeadAttention(config.d_model, 1, d_head=config.d_head, d_out=1)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.attention(x, x)[0].squeeze(2)
+
+
+def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
+    """-> tokens (B, length), labels (B, length); with dummy, token V and label 0 stand before them.
+
+    Uniform integers; then each of the pairs of places (0, 1), (2, 3), ... becomes a consecutive pair with probability
+    `plant`, by moving its second integer next to its first. Differs: the source does not say how it draws. Uniform
+    sequences of 5 have 41% positive labels at V = 16, but 3% at V = 256, where plant=0.5 makes it 42%.
+    """
+    tokens = torch.randint(d_vocab, (B, length), generator=generator)
+    first, n = tokens[:, 0:length - 1:2], length // 2
+    side = 1 - 2 * torch.randint(2, (B, n), generator=generator)
+    side = torch.where((first + side < 0) | (first + side >= d_vocab), -side, side)
+    planted = torch.rand(B, n, generator=generator) < plant
+    tokens[:, 1::2] = torch.where(planted, first + side, tokens[:, 1::2])
+    labels = ((tokens[:, :, None] - tokens[:, None, :]).abs() == 1).any(2)
+    return (F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))) if dummy else (tokens, labels)
+
+
+def train_pairs(config, seed, device, report=lambda **fields: None):
+    """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss.
+
+    Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's epochs are.
+    """
+    torch.manual_seed(seed)
+    model, generator = PairsModel(config).to(device), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), config.lr)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
+    total = 0.0
+    for step in range(1, config.steps + 1):
+        tokens, labels = draw_pairs(config.batch, config.length, config.d_vocab, generator, config.plant, config.dummy)
+        loss = F.binary_cross_entropy_with_logits(model(tokens.to(device)), labels.to(device).float())
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total += float(loss.detach())
+        if step % 100 == 0:
+            schedule.step(total / 100)
+            report(step=step, of=config.steps, loss=total / 100)
+            total = 0.0
+    return model
+
+
+@torch.no_grad()
+def pairs_accuracy(model, plant, n=10_000, seed=10 ** 6):
+    """-> {"soft": share of labels right, "hard": share of whole sequences right} on n fresh sequences."""
+    c = model.config
+    tokens, labels = draw_pairs(n, c.length, c.d_vocab, torch.Generator().manual_seed(seed), plant, c.dummy)
+    right = ((model(tokens.to(model.embedding.weight.device)) > 0).cpu() == labels)[:, int(c.dummy):]
+    hard = int(right.all(1).sum())
+    return {"soft": float(right.float().mean()), "hard": hard / n, "n": n, "hard_interval": wilson(hard, n)}
+
+
+@torch.no_grad()
+def query_key(model):
+    """Query and key vector of every token, each (V, D), keys divided by sqrt(D): scores = queries @ keys.T."""
+    a, x = model.attention, model.embedding.weight[:model.config.d_vocab]
+    return a.q(x).cpu(), a.k(x).cpu() / math.sqrt(a.d_head)
+
+
+def neighbour_gap(scores):
+    """Mean score (V, V) of tokens at distance 1 minus the mean of all others: the two stripes of the heat map."""
+    index = torch.arange(len(scores))
+    near = (index[:, None] - index).abs() == 1
+    return float(scores[near].mean() - scores[~near].mean())
+
+
+def checkerboard(scores):
+    """Mean score of keys of the opposite parity minus that of the same parity (Observation 5)."""
+    index = torch.arange(len(scores))
+    opposite = (index[:, None] - index) % 2 == 1
+    return float(scores[opposite].mean() - scores[~opposite].mean())
+
+
+def circle_order(vectors):
+    """Two-dimensional vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign.
+
+    The circle is cut where the class leaves its widest gap. 1: in order around the circle (Observation 4).
+    """
+    ranks = lambda x: x.argsort().argsort().double()
+    found = []
+    for parity in (0, 1):
+        angle = torch.atan2(vectors[parity::2, 1], vectors[parity::2, 0])
+        ordered = angle.sort().values
+        gaps = torch.cat([ordered[1:] - ordered[:-1], ordered[:1] + 2 * math.pi - ordered[-1:]])
+        start = ordered[(int(gaps.argmax()) + 1) % len(ordered)]
+        turned = (angle - start) % (2 * math.pi)
+        pair = torch.stack([ranks(turned), torch.arange(len(angle)).double()])
+        found.append(abs(float(torch.corrcoef(pair)[0, 1])))
+    return found
+
+
+def cyclic_construction(d_vocab):
+    """Hypothesis 2 by hand: unit queries and keys (V, 2) in which every query's nearest keys are its neighbours.
+
+    q_0 k_1 q_2 k_3 ... lie in order on one quarter of the circle, k_0 q_1 k_2 q_3 ... on the opposite one.
+    """
+    index = torch.arange(d_vocab, dtype=torch.float64)
+    angle = index * math.pi / (2 * d_vocab)
+    point = lambda a: torch.stack([a.cos(), a.sin()], 1)
+    return point(angle + math.pi * (index % 2)), point(angle + math.pi * ((index + 1) % 2))
+
+
+def run_pairs(config, device, report=lambda **fields: None):
+    """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
+    best model). Best: most whole sequences right, as the source chooses."""
+    start, results, models = time.perf_counter(), [], []
+    for seed in range(config.seed, config.seed + config.seeds):
+        report(stage=f"seed {seed}")
+        model = train_pairs(config, seed, device, report)
+        queries, keys = query_key(model)
+        scores, circle = queries @ keys.T, config.d_head == 2
+        results.append(dict(
+            seed=seed, accuracy=pairs_accuracy(model, config.plant), accuracy_uniform=pairs_accuracy(model, 0.0),
+            neighbour_gap=neighbour_gap(scores), checkerboard=checkerboard(scores),
+            circle_order=dict(queries=circle_order(queries), keys=circle_order(keys)) if circle else None))
+        models.append(model)
+    rank = [(result["accuracy"]["hard"], result["accuracy"]["soft"]) for result in results]
+    best = rank.index(max(rank))
+    record = dict(results[best], task="consecutive", config=dataclasses.asdict(config), device=device_name(device),
+                  torch=torch.__version__, source_sha256=source_sha256(),
+                  seconds={"total": round(time.perf_counter() - start, 2)}, runs=results)
+    return record, models[best]
+
+
+def pairs_summary(record):
+    """The record as the lines that a run prints."""
+    out = ["seed   soft     hard     uniform: soft  hard     neighbour gap  checkerboard  circle order"]
+    for r in record["runs"]:
+        a, u, order = r["accuracy"], r["accuracy_uniform"], r["circle_order"]
+        circle = " ".join(f"{x:.2f}" for x in order["queries"] + order["keys"]) if order else "-"
+        out.append(f"{r['seed']:>4}  {a['soft']:7.2%}  {a['hard']:7.2%}  {u['soft']:13.2%}  {u['hard']:7.2%}  "
+                   f"{r['neighbour_gap']:13.2f}  {r['checkerboard']:12.2f}  {circle}")
+    low, high = record["accuracy"]["hard_interval"]
+    return "\n".join([*out, f"best: seed {record['seed']}, hard 95% interval {low:.2%} - {high:.2%}, "
+                            f"n = {record['accuracy']['n']:,}; {record['seconds']['total']:.0f} s"])
+
+
+# ======================================================================================
+# 8. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -1100,8 +1292,9 @@ class Progress:
             self.show(f"{self.stage} ...")
         elif "step" in fields:
             left = (seconds - self.begun) / fields["step"] * (fields["of"] - fields["step"])
-            self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}, held-out "
-                      f"{fields['accuracy']:.1%}, {seconds:.0f} s, at most {left:.0f} s left")
+            held_out = f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
+            self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}{held_out}, {seconds:.0f} s, "
+                      f"at most {left:.0f} s left")
 
     def show(self, text):
         if not self.quiet:
@@ -1144,7 +1337,8 @@ def parser():
     """Options left out are absent from the result, so that a preset can fill them."""
     p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
                description=__doc__.partition("\n")[0])
-    for field in dataclasses.fields(Config):
+    known = {field.name: field for field in (*dataclasses.fields(PairsConfig), *dataclasses.fields(Config))}
+    for field in known.values():
         kind = numbers if isinstance(field.default, tuple) else type(field.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
         p.add_argument(flag(field.name), help=f"{field.metadata['help']} (default: {field.default})", **how)
@@ -1160,10 +1354,24 @@ def parser():
     return p
 
 
-def new_folder(config, out, overwrite):
+def read_config(options):
+    """Parsed options -> Config, or PairsConfig for "consecutive". Raises: ValueError for an option of the other."""
+    kind = PairsConfig if options.get("task") == "consecutive" else Config
+    task = options.get("task", Config.task)
+    if task not in (*TASKS, "consecutive"):
+        raise ValueError(f"--task: {task!r} is unknown; choose from {', '.join(TASKS)}, consecutive")
+    names = {each: {field.name for field in dataclasses.fields(each)} for each in (Config, PairsConfig)}
+    for name in options:
+        if name in names[Config] | names[PairsConfig] and name not in names[kind]:
+            raise ValueError(f"{flag(name)}: --task {task} has no such option")
+    given = {name: value for name, value in options.items() if name in names[kind]}
+    return PairsConfig(**given) if kind is PairsConfig else make_config(**given)
+
+
+def new_folder(stem, out, overwrite):
     """The run's folder, made; a fresh one under runs/ unless named. Raises: ValueError when it holds another run."""
     if out is None:
-        stem = f"{config.task}-{config.method}-{config.preset}-seed{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        stem = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = next(path for n in range(1, 10 ** 6) if not (path := Path("runs", stem + f"-{n}" * (n > 1))).exists())
     else:
         folder = Path(out)
@@ -1181,21 +1389,26 @@ def new_folder(config, out, overwrite):
 
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
-    named = {field.name for field in dataclasses.fields(Config)}
-    config = make_config(**{name: value for name, value in options.items() if name in named})
-    device = pick_device(options["device"])
-    folder = new_folder(config, options.get("out"), options.get("overwrite"))
-    progress = Progress(folder / "log.jsonl", options.get("quiet"))
+    config, device = read_config(options), pick_device(options["device"])
+    pairs = isinstance(config, PairsConfig)
+    kind = f"{config.d_vocab}-{config.d_head}" if pairs else f"{config.method}-{config.preset}"
+    stem = f"{config.task}-{kind}-seed{config.seed}"
+    folder = new_folder(stem, options.get("out"), options.get("overwrite"))
+    progress, calibration = Progress(folder / "log.jsonl", options.get("quiet")), None
     try:
-        progress.show(f"{config.task}, {config.method}, preset {config.preset}, seed {config.seed}, {device}: {folder}")
-        record, model, calibration = run(config, device, options.get("force"), progress)
+        progress.show(f"{stem} on {device}, in {folder}")
+        if pairs:
+            record, model = run_pairs(config, device, progress)
+        else:
+            record, model, calibration = run(config, device, options.get("force"), progress)
     finally:
         progress.close()
     state = dict(config=dataclasses.asdict(config), model={name: x.cpu() for name, x in model.state_dict().items()},
                  calibration=[[lines._asdict() for lines in pair] for pair in calibration or []])
     save(folder / "checkpoint.pt", lambda file: torch.save(state, file))
     save(folder / "result.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
-    print(json.dumps(record) if options.get("json") else f"{summary(record)}\n\nrun kept in {folder}")
+    text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
+    print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     return 0
 
 
@@ -1218,6 +1431,7 @@ def list_command(options):
     print("tasks")
     for name, task in TASKS.items():
         print(f"  {name:<14} {task.about}")
+    print(f"  {'consecutive':<14} does the sequence hold a neighbour of this integer? (one attention head)")
     print("methods")
     for name, method in METHODS.items():
         print(f"  {name:<14} {method.where} ({method.source})")

@@ -2,7 +2,6 @@
 """Tests of lengen.py against oracles that are not lengen.py: Python integers, torch's own modules, published numbers,
 and the literal loops of the papers. Run: python -m pytest -q"""
 
-import dataclasses
 import json
 import math
 import random
@@ -506,7 +505,67 @@ def test_evaluation_counts_what_a_perfect_and_a_wrong_model_get():
     assert (result["correct"], result["n"]) == (81, 90)              # of 10 .. 99 nine end in 7
 
 
-# --- 7. command line ------------------------------------------------------------------
+# --- 7. consecutive pairs -------------------------------------------------------------
+
+@pytest.mark.parametrize("plant, share", [(0.0, 1 - (254 / 256) ** 4), (0.5, 0.42)])
+def test_labels_say_whether_a_neighbour_is_there(plant, share):
+    tokens, labels = L.draw_pairs(4000, 5, 256, torch.Generator().manual_seed(0), plant)
+    padded, marked = L.draw_pairs(4000, 5, 256, torch.Generator().manual_seed(0), plant, dummy=True)
+    assert torch.equal(padded[:, 1:], tokens) and (padded[:, 0] == 256).all() and not marked[:, 0].any()
+    assert labels.tolist() == [[a - 1 in row or a + 1 in row for a in row] for row in tokens.tolist()]
+    assert tokens.min() >= 0 and tokens.max() < 256 and float(labels.double().mean()) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+def test_pairs_model_is_one_head_of_attention(dummy):
+    model = L.PairsModel(L.PairsConfig(d_vocab=9, d_head=3, d_model=6, dummy=dummy))
+    tokens = torch.randint(9 + dummy, (4, 5))
+    x = model.embedding(tokens)
+    a = model.attention
+    heads = F.scaled_dot_product_attention(*(layer(x)[:, None] for layer in (a.q, a.k, a.v)))[:, 0]
+    torch.testing.assert_close(model(tokens), (heads @ a.out.weight.T + a.out.bias)[..., 0])
+    queries, keys = L.query_key(model)
+    torch.testing.assert_close(queries @ keys.T, a.q(model.embedding.weight[:9]) @ a.k(model.embedding.weight[:9]).T / 3 ** 0.5)
+
+
+def test_pair_measures_on_matrices_worked_out_by_hand():
+    scores = torch.tensor([[0., 5, 1, 3], [5, 0, 5, 1], [1, 5, 0, 5], [3, 1, 5, 0]])
+    assert L.neighbour_gap(scores) == pytest.approx(5 - (0 * 4 + 1 * 4 + 3 * 2) / 10)
+    assert L.checkerboard(scores) == pytest.approx((5 * 6 + 3 * 2) / 8 - (0 * 4 + 1 * 4) / 8)
+
+
+def test_circle_order():
+    value = torch.arange(20).double()
+    circle = lambda angle: torch.stack([angle.cos(), angle.sin()], 1)
+    assert L.circle_order(circle(0.2 * value + 2)) == pytest.approx([1, 1])              # crosses the cut of atan2
+    assert L.circle_order(circle(-0.2 * value)) == pytest.approx([1, 1])
+    shuffled = value[torch.randperm(20)]
+    assert max(L.circle_order(circle(0.2 * shuffled))) < 0.9
+
+
+@pytest.mark.parametrize("d_vocab", [3, 5, 16, 256, 1000])
+def test_hypothesis_2_attends_to_exactly_the_neighbours(d_vocab):
+    queries, keys = L.cyclic_construction(d_vocab)
+    assert queries.norm(dim=1).allclose(torch.ones(d_vocab)) and keys.norm(dim=1).allclose(torch.ones(d_vocab))
+    scores = queries @ keys.T
+    for i, row in enumerate(scores):
+        neighbours = {j for j in (i - 1, i + 1) if 0 <= j < d_vocab}
+        assert set(row.topk(len(neighbours)).indices.tolist()) == neighbours
+        others = [float(row[j]) for j in range(d_vocab) if j not in neighbours]
+        assert min(float(row[j]) for j in neighbours) > max(others)
+
+
+def test_consecutive_run_leaves_a_record(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    assert L.main(shlex.split("--task consecutive --d-vocab 5 --d-head 2 --d-model 16 --dummy --seeds 2 --steps 200 --lr 0.01 "
+                              "--json --quiet --device cpu") + ["--out", str(tmp_path)]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {"soft", "hard"} <= set(record["accuracy"]) and [run["seed"] for run in record["runs"]] == [0, 1]
+    assert record["accuracy"]["hard"] == max(run["accuracy"]["hard"] for run in record["runs"])
+    assert {"checkerboard", "neighbour_gap", "circle_order"} <= set(record)
+
+
+# --- 8. command line ------------------------------------------------------------------
 
 def lengen(*arguments, **options):
     return subprocess.run([sys.executable, str(HERE / "lengen.py"), *map(str, arguments)], capture_output=True, text=True,
@@ -524,7 +583,8 @@ QUICK = ["--task", "successor", "--d-model", "32", "--d-ff", "64", "--n-layer", 
     ("--device tpu", "--device"), ("--lr nan", "--lr"), ("--lr inf", "--lr"), ("--lr -1", "--lr"), ("--lr 0", "--lr"),
     ("--window -1", "--window"), ("--period 0", "--period"), ("--kappa-cross nan", "--kappa-cross"),
     ("--method ape --table 50 --lengths 60", "--table"), ("--tas successor", "--tas"), ("--base 11", "--base"),
-    ("--from nowhere --ask 1", "nowhere"), ("--ask 1", "--from"), ("--preset slow", "--preset"), ("--steps 1.5", "--steps")])
+    ("--task consecutive --method abc", "--method"), ("--task addition --d-vocab 5", "--d-vocab"),
+    ("--task consecutive --d-vocab 2", "--d-vocab"), ("--from nowhere --ask 1", "nowhere"), ("--ask 1", "--from"), ("--preset slow", "--preset"), ("--steps 1.5", "--steps")])
 def test_bad_input_is_one_line_and_exit_2(arguments, named, capsys):
     assert L.main(shlex.split(arguments)) == 2
     out, err = capsys.readouterr()
@@ -583,8 +643,7 @@ def test_documented_commands_are_accepted():
     commands = [command for _, command in documented_commands() if "$" not in command]
     assert len(commands) >= 4
     for command in commands:
-        options = vars(L.parser().parse_args(shlex.split(command)))
-        L.make_config(**{k: v for k, v in options.items() if k in {f.name for f in dataclasses.fields(L.Config)}})
+        L.read_config(vars(L.parser().parse_args(shlex.split(command))))
 
 
 def test_help_is_not_an_error(capsys):
