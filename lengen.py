@@ -1149,18 +1149,21 @@ def checkerboard(scores):
 def circle_order(vectors):
     """Two-dimensional vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign.
 
-    The circle is cut where the class leaves its widest gap. 1: in order around the circle (Observation 4).
+    The circle is cut where the class leaves its widest gap. 1: in order around the circle (Observation 4); None: a
+    class of fewer than three.
     """
     ranks = lambda x: x.argsort().argsort().double()
     found = []
     for parity in (0, 1):
         angle = torch.atan2(vectors[parity::2, 1], vectors[parity::2, 0])
+        if len(angle) < 3:                                      # two points are always in order
+            found.append(None)
+            continue
         ordered = angle.sort().values
         gaps = torch.cat([ordered[1:] - ordered[:-1], ordered[:1] + 2 * math.pi - ordered[-1:]])
         start = ordered[(int(gaps.argmax()) + 1) % len(ordered)]
-        turned = (angle - start) % (2 * math.pi)
-        pair = torch.stack([ranks(turned), torch.arange(len(angle)).double()])
-        found.append(abs(float(torch.corrcoef(pair)[0, 1])))
+        turned = ranks((angle - start) % (2 * math.pi))
+        found.append(abs(float(torch.corrcoef(torch.stack([turned, torch.arange(len(turned)).double()]))[0, 1])))
     return found
 
 
@@ -1202,7 +1205,8 @@ def pairs_summary(record):
     out = ["seed   soft     hard     uniform: soft  hard     neighbour gap  checkerboard  circle order"]
     for r in record["runs"]:
         a, u, order = r["accuracy"], r["accuracy_uniform"], r["circle_order"]
-        circle = " ".join(f"{x:.2f}" for x in order["queries"] + order["keys"]) if order else "-"
+        measured = order["queries"] + order["keys"] if order else []
+        circle = " ".join("-" if x is None else f"{x:.2f}" for x in measured) or "-"
         out.append(f"{r['seed']:>4}  {a['soft']:7.2%}  {a['hard']:7.2%}  {u['soft']:13.2%}  {u['hard']:7.2%}  "
                    f"{r['neighbour_gap']:13.2f}  {r['checkerboard']:12.2f}  {circle}")
     low, high = record["accuracy"]["hard_interval"]

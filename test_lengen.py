@@ -539,6 +539,7 @@ def test_circle_order():
     circle = lambda angle: torch.stack([angle.cos(), angle.sin()], 1)
     assert L.circle_order(circle(0.2 * value + 2)) == pytest.approx([1, 1])              # crosses the cut of atan2
     assert L.circle_order(circle(-0.2 * value)) == pytest.approx([1, 1])
+    assert L.circle_order(circle(0.2 * value[:5]))[1] is None
     shuffled = value[torch.randperm(20)]
     assert max(L.circle_order(circle(0.2 * shuffled))) < 0.9
 
