@@ -2,6 +2,8 @@
 """Tests of lengen.py against oracles that are not lengen.py: Python integers, torch's own modules, published numbers,
 and the literal loops of the papers. Run: python -m pytest -q"""
 
+import functools
+import inspect
 import json
 import math
 import random
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -425,6 +428,20 @@ def test_empty_rows_open_the_first_column_on_request():
     assert L.abc_bias(attention, 8, 8, (1,), kappa=2, empty="first")[0, 0].tolist() == [0.0] + [-INF] * 7
     nothing = L.abc_bias(torch.ones(1, 4, 4), 6, 6, empty="first")
     assert (nothing[..., 0] == 0).all() and nothing[..., 1:].isneginf().all()
+
+
+@pytest.mark.parametrize("pieces, call", [
+    ("line_offsets line_values continue_lines Lines find_lines extend_lines abc_bias", "abc_bias(torch.rand(2, 5, 7), 9, 12)"),
+    ("alibi_slopes alibi_bias", "alibi_bias(12, 3, 4)"), ("window_bias", "window_bias(1, 4, 4)"),
+    ("rope", "rope(torch.rand(1, 1, 3, 4), torch.arange(3))"), ("relative_scores", "relative_scores(torch.rand(1, 1, 3, 4), torch.rand(5, 4))")])
+def test_pieces_can_be_lifted_out_with_nothing_but_torch(pieces, call):
+    torch.manual_seed(3)
+    expected = eval(call, {"torch": torch, **vars(L)})
+    lifted = dict(torch=torch, F=F, math=math, functools=functools, NamedTuple=NamedTuple, INF=INF)
+    for name in pieces.split():
+        exec(inspect.getsource(getattr(L, name)), lifted)
+    torch.manual_seed(3)
+    torch.testing.assert_close(eval(call, lifted), expected)
 
 
 def test_column_blocks_match_the_source():
