@@ -4,6 +4,7 @@ and the literal loops of the papers. Run: python -m pytest -q"""
 
 import functools
 import inspect
+import itertools
 import json
 import math
 import random
@@ -651,15 +652,26 @@ def test_script_runs_and_lists():
 
 
 def documented_commands():
-    for name in ("README.md", "run_all.sh"):
-        for line in (HERE / name).read_text().splitlines():
-            for command in re.findall(r"python lengen\.py((?: [^`|;&#>]+)?)", line):
-                yield name, command.strip()
+    """Arguments of every command in the README and in run_all.sh, loops over tasks, methods and seeds run through."""
+    for line in (HERE / "README.md").read_text().splitlines():
+        yield from re.findall(r"python lengen\.py ([^`|;&#>]+)", line)
+        yield from ("--task consecutive " + found for found in re.findall(r"`(--d-vocab[^`]+)`", line))
+    values = {}
+    for line in (HERE / "run_all.sh").read_text().splitlines():
+        if loop := re.match(r"\s*for (\w+) in (.*); do", line):
+            values[loop[1]] = loop[2].split()
+        if call := re.match(r"\s*(record|pairs) (-.*)", line):
+            names = re.findall(r"\"\$(\w+)\"", call[2])
+            for chosen in itertools.product(*(values[name] for name in names)):
+                command = call[2] if call[1] == "record" else "--task consecutive " + call[2]
+                for name, value in zip(names, chosen):
+                    command = command.replace(f'"${name}"', value)
+                yield command
 
 
 def test_documented_commands_are_accepted():
-    commands = [command for _, command in documented_commands() if "$" not in command]
-    assert len(commands) >= 4
+    commands = list(documented_commands())
+    assert len(commands) > 30 and any("window-nope" in command for command in commands)
     for command in commands:
         L.read_config(vars(L.parser().parse_args(shlex.split(command))))
 
