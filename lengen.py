@@ -31,6 +31,7 @@ References
     ABC v1   Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
              Transformers, 2023
     ABC v2   Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach Transformers Simple Arithmetic, 2024
+    Pairs    a study of consecutive pairs with one attention head; it names no author
     Vaswani et al., Attention Is All You Need, 2017
     Gehring et al., Convolutional Sequence to Sequence Learning, 2017
     Shaw et al., Self-Attention with Relative Position Representations, 2018
@@ -833,7 +834,7 @@ def line_table(calibration):
 def describe(record):
     place = f"layer {record['layer']} {record['attention']:<5} head {record['head']}:"
     if record["line"] is None:
-        return f"{place} transparent"
+        return f"{place} no line"
     return f"{place} {record['line']}, block {record['block']}, offset {record['offset']}, z {record['z']:.1f}, open"
 
 
@@ -1029,7 +1030,7 @@ def run(config, device, force=False, report=lambda **fields: None):
 # 7. Consecutive pairs: one attention head, read completely
 # ======================================================================================
 #
-# Source: the study of consecutive pairs. Tokens are integers 0 .. V - 1; a token's label is 1
+# Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1
 # where the sequence also holds its value - 1 or + 1. One layer, one head, no positions, no
 # feed-forward, no residual: everything the model knows is in one score matrix.
 
@@ -1078,7 +1079,7 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
 
     Uniform integers; then each of the pairs of places (0, 1), (2, 3), ... becomes a consecutive pair with probability
     `plant`, by moving its second integer next to its first. Differs: the source does not say how it draws. Uniform
-    sequences of 5 have 41% positive labels at V = 16, but 3% at V = 256, where plant=0.5 makes it 42%.
+    sequences of 5 have 39% positive labels at V = 16, but 3% at V = 256, where plant=0.5 makes it 42%.
     """
     tokens = torch.randint(d_vocab, (B, length), generator=generator)
     first, n = tokens[:, 0:length - 1:2], length // 2
@@ -1277,7 +1278,7 @@ def load(folder):
         calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
     except Exception as error:                          # torch's own text advises to turn the safety off: not shown
         kind = type(error).__name__
-        raise ValueError(f"--from: {str(path)!r} is not a checkpoint of this program ({kind})") from None
+        raise ValueError(f"--from: {str(path)!r} is not a model that can be asked ({kind})") from None
     return model.eval(), config, calibration
 
 
