@@ -88,45 +88,53 @@ def decode(tokens):
 
 
 def carry(columns, base):
-    """Column sums (B, W), least significant first -> digits (B, W) of the same number.
+    """Column sums (B, W), least significant first -> digits (B, W) of the same number, carries out (B, W) bool.
 
     Raises: ValueError when the last column carries, that is, when W digits are too few.
     """
-    digits, rest = [], torch.zeros_like(columns[:, 0])
+    digits, carried, rest = [], [], torch.zeros_like(columns[:, 0])
     for column in columns.unbind(1):
         total = column + rest
         digits.append(total % base)
         rest = total // base
+        carried.append(rest > 0)
     if rest.any():
         raise ValueError(f"the answer does not fit the width {columns.shape[1]}")
-    return torch.stack(digits, 1)
-
-
-def add_one(a, base):
-    one = torch.zeros_like(a)
-    one[:, 0] = 1
-    return carry(a + one, base)
+    return torch.stack(digits, 1), torch.stack(carried, 1)
 
 
 class Task(NamedTuple):
-    """What a task is made of. `solve` maps operand digits (B, W) and the base to the answer as it is written."""
+    """What a task is made of. Digits a, b are (B, W), or (B, 1) for a "digit"."""
     operands: tuple                 # "number": as wide as the width; "digit": always one digit
     operator: str
-    solve: Callable
     headroom: int                   # digits by which the answer may outgrow the operands
     base: Optional[int]             # None: any base from 2 to 10
     about: str
+    columns: Optional[Callable] = None      # operands -> column sums (B, W), from which `carry` makes the answer
+    solve: Optional[Callable] = None        # operands -> answer, where nothing is carried
 
 
 TASKS = {
-    "successor": Task(("number",), "", add_one, 1, None, "n + 1"),
-    "addition": Task(("number", "number"), "+", lambda a, b, base: carry(a + b, base), 1, None, "a + b"),
-    "nx1": Task(("number", "digit"), "*", lambda a, b, base: carry(a * b, base), 1, None, "a * b, b a single digit"),
-    "parity": Task(("number",), "", lambda a, base: a.cumsum(1) % 2, 0, 2,
-                   "running xor of the bits, last bit first; the last token is the parity"),
-    "parity-label": Task(("number",), "", lambda a, base: a.sum(1, keepdim=True) % 2, 0, 2,
-                         "parity in one token, without the scratchpad"),
+    "successor": Task(("number",), "", 1, None, "n + 1", columns=lambda a: a + F.one_hot(torch.tensor(0), a.shape[1])),
+    "addition": Task(("number", "number"), "+", 1, None, "a + b", columns=lambda a, b: a + b),
+    "nx1": Task(("number", "digit"), "*", 1, None, "a * b, b a single digit", columns=lambda a, b: a * b),
+    "parity": Task(("number",), "", 0, 2, "running xor of the bits, last bit first; the last token is the parity",
+                   solve=lambda a: a.cumsum(1) % 2),
+    "parity-label": Task(("number",), "", 0, 2, "parity in one token, without the scratchpad",
+                         solve=lambda a: a.sum(1, keepdim=True) % 2),
 }
+
+
+def carry_chains(task, operands, base):
+    """Longest run of neighbouring columns that carry, (B,); None for a task without carries."""
+    if not TASKS[task].columns:
+        return None
+    _, carried = carry(F.pad(TASKS[task].columns(*operands), (0, 1)), base)
+    run = longest = torch.zeros_like(operands[0][:, 0])
+    for column in carried.unbind(1):
+        run = (run + 1) * column
+        longest = torch.maximum(longest, run)
+    return longest
 
 
 def arrange(task, operands, base=10, align=False):
@@ -138,7 +146,7 @@ def arrange(task, operands, base=10, align=False):
     """
     spec = TASKS[task]
     B = len(operands[0])
-    answer = spec.solve(*operands, base)
+    answer = carry(spec.columns(*operands), base)[0] if spec.columns else spec.solve(*operands)
     mark = lambda symbol: operands[0].new_full((B, len(symbol)), TOKEN.get(symbol, 0))
     digits = [a.flip(1) for a in operands]
     if align and len(digits) == 2:
@@ -220,8 +228,8 @@ def draw_training(task, numbers, B, width, base, generator):
     return operands
 
 
-def draw_test(task, length, samples, width, base, generator):
-    """Operands of exactly `length` digits, padded to `width`: min(b^L - b^(L-1), samples) examples.
+def draw_test(task, length, samples, base, generator):
+    """Operands (B, length) of exactly `length` digits, B = min(b^L - b^(L-1), samples).
 
     Lengths that have no more numbers than that are run through completely, in random order.
     Source: ABC v2, App. B, with samples = 10000.
@@ -234,13 +242,41 @@ def draw_test(task, length, samples, width, base, generator):
             operands.append(torch.randint(base, (B, 1), generator=generator))
         elif count <= 10_000:
             order = torch.randperm(count, generator=generator)[:B]
-            operands.append(to_digits(base ** (length - 1) + order, width, base))
+            operands.append(to_digits(base ** (length - 1) + order, length, base))
         else:
-            digits = torch.zeros(B, width, dtype=torch.int64)
-            digits[:, :length] = torch.randint(base, (B, length), generator=generator)
-            digits[:, length - 1] = torch.randint(1, base, (B,), generator=generator)
+            digits = torch.randint(base, (B, length), generator=generator)
+            digits[:, -1] = torch.randint(1, base, (B,), generator=generator)
             operands.append(digits)
     return operands
+
+
+def draw_hard(task, length, B, base, generator):
+    """Questions that random numbers leave out -> {name: operands (B, length), least significant digit first}.
+
+    In "carry-through" a carry runs through every column, in "all-carry" every column makes one of its own.
+    """
+    top, draw = base - 1, lambda high=base: torch.randint(high, (B, length), generator=generator)
+    a, zeros = draw(), torch.zeros(B, length, dtype=torch.int64)
+    ones, one = zeros + 1, F.pad(zeros[:, 1:] * 0, (1, 0), value=1)                    # 11...1 and 0...01
+    first = F.pad(zeros[:, 1:], (0, 1), value=1)                                       # 10...0
+    if task == "successor":
+        nines = torch.arange(length) < torch.randint(length + 1, (B, 1), generator=generator)
+        return {"carry-through": [ones[:1] * top], "trailing-nines": [a.masked_fill(nines, top)],
+                "no-carry": [a - (a == top) * one], "zeros": [torch.cat([first[:1], zeros[:1]])]}
+    if task == "addition":
+        a[:, 0].clamp_(min=1)
+        short, positive = a * (torch.arange(length) < 3), a.clamp(min=1)
+        return {"carry-through": [a, top - a + one], "99...9+1": [ones[:1] * top, one[:1]],
+                "1+99...9": [one[:1], ones[:1] * top], "all-carry": [positive, top - draw() % positive],
+                "no-carry": [a, draw() % (base - a)], "zeros": [torch.cat([a, zeros]), torch.cat([zeros, a])],
+                "unequal": [torch.cat([a, short]), torch.cat([short.flip(0), draw()])]}
+    if task == "nx1":
+        b = torch.randint(base, (B, 1), generator=generator)
+        return {"99...9": [ones * top, b], "all-carry": [a.clamp(min=min(2, top)), ones[:, :1] * top],
+                "no-carry": [a % (top // b.clamp(min=1) + 1), b], "zeros": [torch.cat([first, zeros]), b.repeat(2, 1)],
+                "digit 0": [a, b * 0], f"digit {top}": [a, b * 0 + top]}
+    place = torch.randint(length, (B,), generator=generator)
+    return {"all-ones": [ones[:1]], "one-one": [F.one_hot(place, length)], "zeros": [zeros[:1]]}
 
 
 # ======================================================================================
@@ -489,9 +525,12 @@ class Config:
     layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
     blocks: bool = option(True, "continue lines operand by operand")
     empty: str = option("first", "what a row or head without a line sees", choices=("first", "all"))
+    penalty: float = option(0.0, "subtracted from the scores of closed entries; 0 closes them for good", 0, 1e9)
     # evaluation
     lengths: tuple = option((6, 10, 20, 60), "digits tested", 1, 10 ** 6)
-    samples: int = option(1000, "examples a length, at most", 1, 10 ** 7)
+    hard: tuple = option((60,), "digits of the hard test sets", 1, 10 ** 6)
+    samples: int = option(1000, "examples a length, at most; a tenth of them in a hard set", 1, 10 ** 7)
+    long_samples: int = option(200, "the same above 100 digits", 1, 10 ** 7)
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -505,10 +544,10 @@ class Config:
             raise ValueError(f"--n-head: {self.n_head} heads do not divide --d-model {self.d_model}")
         if self.method == "rope" and self.d_model // self.n_head % 2:
             raise ValueError(f"--n-head: RoPE needs an even head width, not {self.d_model // self.n_head}")
-        longest = len(spec.operands) * (max(self.lengths) + spec.headroom) + 3
+        digits = max(self.lengths + self.hard)
+        longest = len(spec.operands) * (digits + spec.headroom) + 3
         if self.method == "ape" and longest > self.table:
-            raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of a {max(self.lengths)}-"
-                             "digit question")
+            raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of a {digits}-digit question")
 
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
@@ -582,14 +621,20 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(C) if config.norm == "pre" else nn.Identity()
         self.head = nn.Linear(C, len(VOCAB))
 
-    def indices(self, tokens):
-        """Position index of each token, (T,), on the CPU."""
+    def indices(self, tokens, side):
+        """Position index of each token, (T,), on the CPU; side 0 source, 1 target.
+
+        Differs: cyclic ones count the source from its end, where the windows start. At the fixed width of the authors
+        that renames the phases; at widths that vary a row and its window would fall out of phase.
+        """
         positions = torch.arange(tokens.shape[1])
-        return cyclic(positions, self.config.period) if self.method.cyclic else positions
+        if not self.method.cyclic:
+            return positions
+        return cyclic(positions if side else positions.flip(0), self.config.period)
 
     def embed(self, tokens, side):
-        """Tokens (B, T) -> (B, T, C); side 0 source, 1 target. Raises: ValueError past a learned table's end."""
-        x, positions = self.embedding(tokens), self.indices(tokens)
+        """Tokens (B, T) -> (B, T, C). Raises: ValueError past a learned table's end."""
+        x, positions = self.embedding(tokens), self.indices(tokens, side)
         if self.method.position == "sinusoidal":
             x = x + sinusoidal(positions, self.config.d_model).to(x)
         elif self.method.position == "learned":
@@ -608,7 +653,7 @@ class Transformer(nn.Module):
         if bias is None:
             causal = causal_bias(target.shape[1]).to(source.device)
             bias = Bias(None, [(causal, None)] * len(self.decoder))
-        s, t = self.indices(source), self.indices(target)
+        s, t = self.indices(source, 0), self.indices(target, 1)
         rotate = lambda q, k: (q, k) if self.method.rotary else None
         memory = self.embed(source, 0)
         for layer in self.encoder:
@@ -750,19 +795,20 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
     return Lines(m, values, mean, z)
 
 
-def extend_lines(lines, M, blocks, empty="all"):
+def extend_lines(lines, M, blocks, empty="all", closed=-INF):
     """Lines -> bias (H, M, N), N = sum(blocks): the maximum over directions. Source: ABC v2, "Finalization".
 
     A head in which nothing opened is transparent, all 0, and a row that no line reaches is left unbiased, or softmax
     would have nothing to sum. empty="first" opens only the first column to both instead: what a head sees then does
-    not change with the length of the input.
+    not change with the length of the input. closed: the value of closed entries; -1e6 in the authors' code.
     """
     lay = lambda values, direction: torch.cat([continue_lines(value, lines.rows, M, N, direction)
                                                for value, N in zip(values, blocks)], 2)
     bias = functools.reduce(torch.maximum, [lay(values, direction) for direction, values in lines.values.items()])
     nothing = bias.isneginf().all(2, keepdim=True)                                      # (H, M, 1)
     where = nothing if empty == "all" else nothing & (torch.arange(bias.shape[2], device=bias.device) == 0)
-    return bias.masked_fill(where, 0)
+    bias = bias.masked_fill(where, 0)
+    return bias.masked_fill(bias.isneginf(), closed)
 
 
 def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_unit="sigma", support=0.0,
@@ -855,8 +901,8 @@ def make_bias(config, width, calibration=None):
     elif kind == "window":
         self_bias, cross = window_bias(config.window, T, T), window_bias(config.window, T, S, True, 1 + align)
     elif kind == "abc":
-        decoder = [(extend_lines(a, T, [T], config.empty) + self_bias, extend_lines(b, T, blocks, config.empty))
-                   for a, b in calibration]
+        lay = lambda lines, columns: extend_lines(lines, T, columns, config.empty, -config.penalty or -INF)
+        decoder = [(lay(a, [T]) + self_bias, lay(b, blocks)) for a, b in calibration]
         return Bias(None, decoder if config.layer == "own" else decoder[-1:] * config.n_layer)
     return Bias(encoder, [(self_bias, cross)] * config.n_layer)
 
@@ -873,7 +919,9 @@ def device_name(device):
 
 
 def source_sha256():
-    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    """Of this file up to its section on the command line, which no result depends on."""
+    text = Path(__file__).read_text(encoding="utf-8")
+    return hashlib.sha256(text[:text.rindex("# 8. Command line")].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -882,6 +930,13 @@ def wilson(correct, n, z=1.959964):
     centre = (share + z * z / (2 * n)) / denominator
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def share(right):
+    """(B,) bool -> {"correct", "n", "low", "high"}, the bounds of the Wilson 95% interval."""
+    correct, n = int(right.sum()), len(right)
+    low, high = wilson(correct, n)
+    return {"correct": correct, "n": n, "low": low, "high": high}
 
 
 @torch.no_grad()
@@ -897,21 +952,34 @@ def exact_match(model, source, target, bias=None):
                       for s, t in zip(source.split(chunk), target.split(chunk))])
 
 
-def evaluate(model, config, lengths, samples, calibration=None):
-    """Exact match on numbers of each length -> {"60": {"correct", "n", "low", "high"}, ...}, Wilson 95% interval."""
-    device, align = next(model.parameters()).device, METHODS[config.method].bias == "window"
-    accuracy = {}
-    for length in lengths:
-        width = max(config.width, length + TASKS[config.task].headroom)
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
-        operands = draw_test(config.task, length, samples, width, config.base, generator)
-        source, target = arrange(config.task, operands, config.base, align)
+def evaluate(model, config, calibration=None):
+    """Exact match at the config's lengths -> {"accuracy": {length: share}, "chains": {length: {longest run of carries:
+    [correct, n]}}, "hard": {length: {name in `draw_hard`: share}}}; all keys are strings, shares as `share` gives."""
+    spec, device, align = TASKS[config.task], next(model.parameters()).device, METHODS[config.method].bias == "window"
+    found = {"accuracy": {}, "chains": {}, "hard": {}}
+    for length in sorted({*config.lengths, *config.hard}):
+        width = max(config.width, length + spec.headroom)
         bias = to_device(make_bias(config, width, calibration), device)
-        right = exact_match(model, source.to(device), target.to(device), bias)
-        correct, n = int(right.sum()), len(right)
-        low, high = wilson(correct, n)
-        accuracy[str(length)] = {"correct": correct, "n": n, "low": low, "high": high}
-    return accuracy
+        samples = config.samples if length <= 100 else config.long_samples
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
+
+        def answered(operands):
+            padded = [F.pad(a, (0, width - length)) if kind == "number" else a
+                      for a, kind in zip(operands, spec.operands)]
+            source, target = arrange(config.task, padded, config.base, align)
+            return exact_match(model, source.to(device), target.to(device), bias).cpu()
+
+        if length in config.lengths:
+            operands = draw_test(config.task, length, samples, config.base, generator)
+            right, chains = answered(operands), carry_chains(config.task, operands, config.base)
+            found["accuracy"][str(length)] = share(right)
+            if chains is not None:
+                found["chains"][str(length)] = {str(n): [int(right[chains == n].sum()), int((chains == n).sum())]
+                                                for n in chains.unique().tolist()}
+        if length in config.hard:
+            sets = draw_hard(config.task, length, max(1, samples // 10), config.base, generator)
+            found["hard"][str(length)] = {name: share(answered(operands)) for name, operands in sets.items()}
+    return found
 
 
 def batches(config, numbers, B, widths, seed):
@@ -969,12 +1037,19 @@ def train(model, config, steps, widths, cooldown, calibration=None, report=lambd
     return {"steps": step, "examples": step * config.batch, "tokens": tokens}
 
 
-def run(config, device, force=False, report=lambda **fields: None):
-    """Interpolate, calibrate, retrain, evaluate -> (record, model, calibration).
+class Run(NamedTuple):
+    record: dict
+    model: Transformer
+    calibration: Optional[list]             # as `calibrate` returns it
+    teacher: Optional[Transformer]          # "abc": the model that interpolates
 
-    "abc" trains a vanilla model, calibrates on it, and trains a new model with the biases; every other method is
-    trained once. report receives stage=, then what `train` reports, and lines=.
-    Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
+
+def run(config, device, force=False, teacher=None, report=lambda **fields: None):
+    """Interpolate, calibrate, retrain, evaluate -> Run.
+
+    "abc" trains a vanilla model, the teacher, calibrates on it, and trains a new model with the biases; every other
+    method is trained once. A teacher that is given is not trained again. report receives stage=, then what `train`
+    reports, and lines=. Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
     """
     seconds, trained, calibration = {}, {}, None
     abc, kind = config.method == "abc", METHODS[config.method].bias
@@ -991,9 +1066,10 @@ def run(config, device, force=False, report=lambda **fields: None):
     with stage("interpolate"):
         first = dataclasses.replace(config, method="vanilla") if abc else config
         torch.manual_seed(config.seed)
-        model = Transformer(first).to(device)
-        plan = ([config.width], 0) if abc else (widths, config.cooldown)
-        trained["interpolate"] = train(model, first, config.steps, *plan, report=report)
+        model = teacher or Transformer(first).to(device)
+        if not teacher:
+            plan = ([config.width], 0) if abc else (widths, config.cooldown)
+            trained["interpolate"] = train(model, first, config.steps, *plan, report=report)
         bias = to_device(make_bias(first, config.width), device)
         sample = lambda numbers, n, seed: next(batches(first, numbers, n, [config.width], seed))[1:]
         right = exact_match(model, *(x.to(device) for x in sample(held_out, 2000, config.seed + 3)), bias)
@@ -1010,20 +1086,21 @@ def run(config, device, force=False, report=lambda **fields: None):
             calibration = calibrate(config, self_attention.cpu(), cross_attention.cpu())
             report(lines=line_table(calibration))
         with stage("retrain"):
+            teacher = model
             torch.manual_seed(config.seed + 1)
             model = Transformer(config).to(device)
             trained["retrain"] = train(model, config, config.retrain_steps, widths, config.cooldown, calibration,
                                        report)
     with stage("evaluate"):
-        accuracy = evaluate(model, config, config.lengths, config.samples, calibration)
+        found = evaluate(model, config, calibration)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
                   source_sha256=source_sha256(), seconds=seconds,
                   examples={name: result["examples"] for name, result in trained.items()},
                   tokens={name: result["tokens"] for name, result in trained.items()},
-                  interpolation_accuracy=interpolation, lines=line_table(calibration or []), accuracy=accuracy)
-    return record, model, calibration
+                  interpolation_accuracy=interpolation, lines=line_table(calibration or []), **found)
+    return Run(record, model, calibration, teacher)
 
 
 # ======================================================================================
@@ -1263,23 +1340,35 @@ def save(path, write):
     os.replace(beside, path)
 
 
-def load(folder):
-    """A finished run's folder -> (model, config, calibration). Raises: ValueError when it holds none."""
+def load(folder, asked_by="--from"):
+    """A finished run's folder -> (model, config, calibration, teacher). Raises: ValueError when it holds none."""
     path = Path(folder) / "checkpoint.pt"
     if not path.is_file():
-        raise ValueError(f"--from: no finished run in {str(folder)!r}: checkpoint.pt is missing")
+        raise ValueError(f"{asked_by}: no finished run in {str(folder)!r}: checkpoint.pt is missing")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         names = {field.name: isinstance(field.default, tuple) for field in dataclasses.fields(Config)}
         config = Config(**{name: tuple(state["config"][name]) if many else state["config"][name]
                            for name, many in names.items()})
-        model = Transformer(config)
+        model, teacher = Transformer(config), Transformer(dataclasses.replace(config, method="vanilla"))
         model.load_state_dict(state["model"])
+        teacher.load_state_dict(state["teacher"]) if state["teacher"] else None
         calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
     except Exception as error:                          # torch's own text advises to turn the safety off: not shown
         kind = type(error).__name__
-        raise ValueError(f"--from: {str(path)!r} is not a model that can be asked ({kind})") from None
-    return model.eval(), config, calibration
+        raise ValueError(f"{asked_by}: {str(path)!r} is not a model of this program ({kind})") from None
+    return model.eval(), config, calibration, teacher if state["teacher"] else None
+
+
+def load_teacher(folder, config):
+    """The interpolating model of a finished abc run. Raises: ValueError when it was trained on something else."""
+    _, other, _, teacher = load(folder, "--teacher")
+    if teacher is None:
+        raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
+    for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
+        if getattr(other, name) != getattr(config, name):
+            raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, not {getattr(config, name)}")
+    return teacher
 
 
 class Progress:
@@ -1316,7 +1405,7 @@ def summary(record):
     """The record as the lines that a run prints."""
     seconds, lines = record["seconds"], record["lines"]
     out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
-           f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
+           f"{record['examples'].get('interpolate', 0):,} examples, {seconds['interpolate']:.1f} s"]
     if lines:
         transparent = sum(line["line"] is None for line in lines)
         out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
@@ -1326,6 +1415,9 @@ def summary(record):
             "digits   exact     95% interval         n"]
     for length, a in record["accuracy"].items():
         out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
+    for length, sets in record["hard"].items():
+        out.append(f"hard sets of {length} digits, right of n: "
+                   + ", ".join(f"{name} {a['correct']}/{a['n']}" for name, a in sets.items()))
     return "\n".join(out)
 
 
@@ -1351,6 +1443,7 @@ def parser():
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
     p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
+    p.add_argument("--teacher", help="abc: folder of a run whose first model is calibrated on again, not trained")
     p.add_argument("--force", action="store_true", help="calibrate below 99%% interpolation, too")
     p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
     p.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -1399,6 +1492,7 @@ def train_command(options):
     pairs = isinstance(config, PairsConfig)
     kind = f"{config.d_vocab}-{config.d_head}" if pairs else f"{config.method}-{config.preset}"
     stem = f"{config.task}-{kind}-seed{config.seed}"
+    teacher = load_teacher(options["teacher"], config).to(device) if "teacher" in options else None
     folder = new_folder(stem, options.get("out"), options.get("overwrite"))
     progress, calibration = Progress(folder / "log.jsonl", options.get("quiet")), None
     try:
@@ -1406,10 +1500,11 @@ def train_command(options):
         if pairs:
             record, model = run_pairs(config, device, progress)
         else:
-            record, model, calibration = run(config, device, options.get("force"), progress)
+            record, model, calibration, teacher = run(config, device, options.get("force"), teacher, progress)
     finally:
         progress.close()
-    state = dict(config=dataclasses.asdict(config), model={name: x.cpu() for name, x in model.state_dict().items()},
+    weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
+    state = dict(config=dataclasses.asdict(config), model=weights(model), teacher=weights(teacher),
                  calibration=[[lines._asdict() for lines in pair] for pair in calibration or []])
     save(folder / "checkpoint.pt", lambda file: torch.save(state, file))
     save(folder / "result.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
@@ -1422,11 +1517,11 @@ def ask_command(options):
     """Answer questions with a finished run; one that is outside the task costs a line on stderr, not the others."""
     if "folder" not in options or "ask" not in options:
         raise ValueError("--from DIR and --ask QUESTION go together")
-    run, code = load(options["folder"]), 0
+    (model, config, calibration, _), code = load(options["folder"]), 0
     for given in options["ask"]:
         for question in (line.strip() for line in sys.stdin) if given == "-" else [given]:
             try:
-                print(ask(*run, question), flush=True)
+                print(ask(model, config, calibration, question), flush=True)
             except ValueError as error:
                 print(f"lengen: {error}", file=sys.stderr)
                 code = 2

@@ -108,12 +108,61 @@ def test_split_is_a_seven_to_one_partition():
 def test_test_numbers_have_exactly_their_length():
     draw = lambda *a: L.draw_test(*a, torch.Generator().manual_seed(0))
     number = lambda digits: [int("".join(map(str, row))) for row in digits.flip(1).tolist()]
-    assert sorted(number(draw("successor", 2, 10_000, 4, 10)[0])) == list(range(10, 100))   # all 90, each once
+    assert sorted(number(draw("successor", 2, 10_000, 10)[0])) == list(range(10, 100))   # all 90, each once
     for length in (5, 30):
-        for operand in draw("addition", length, 50, length + 1, 10):
+        for operand in draw("addition", length, 50, 10):
             assert all(10 ** (length - 1) <= n < 10 ** length for n in number(operand))
-    assert len(draw("nx1", 30, 50, 31, 10)[1][0]) == 1
-    assert L.draw_test("parity", 10_000, 3, 10_000, 2, torch.Generator())[0].shape == (3, 10_000)
+    assert len(draw("nx1", 30, 50, 10)[1][0]) == 1
+    assert L.draw_test("parity", 10_000, 3, 2, torch.Generator())[0].shape == (3, 10_000)
+
+
+def carries_of(task, operands, base):
+    """Which columns carry, told from Python integers: the partial sum of the columns up to there is too large."""
+    reach = 1 + max(len(in_base(n, base)) for n in operands)
+    low = [[n % base ** (i + 1) for n in operands] for i in range(reach)]
+    value = {"successor": lambda a: a + 1, "addition": lambda a, b: a + b, "nx1": lambda a, b: a * operands[1]}[task]
+    return "".join("01"[value(*part) >= base ** (i + 1)] for i, part in enumerate(low))
+
+
+def integers(operands, base):
+    return list(zip(*[[int("".join("0123456789"[d] for d in row), base) for row in a.flip(1).tolist()] for a in operands]))
+
+
+@pytest.mark.parametrize("task", ["successor", "addition", "nx1"])
+@pytest.mark.parametrize("base", [3, 10])
+def test_longest_carry_chain(task, base):
+    operands = L.draw_test(task, 6, 400, base, torch.Generator().manual_seed(0))
+    expected = [max(map(len, carries_of(task, numbers, base).split("0"))) for numbers in integers(operands, base)]
+    assert L.carry_chains(task, operands, base).tolist() == expected and max(expected) > 2
+    assert L.carry_chains("parity", [torch.zeros(1, 3)], 2) is None
+
+
+@pytest.mark.parametrize("base", [4, 10])
+@pytest.mark.parametrize("length", [4, 60])
+def test_hard_sets_are_what_their_names_say(base, length):
+    draw = lambda task: {name: (integers(operands, base), operands) for name, operands in
+                         L.draw_hard(task, length, 50, base, torch.Generator().manual_seed(0)).items()}
+    nines, digits = base ** length - 1, lambda n: len(in_base(n, base))
+    for task in ("successor", "addition", "nx1"):
+        for name, (rows, operands) in draw(task).items():
+            assert all(a.max() < base and a.min() >= 0 for a in operands)
+            carried = [carries_of(task, row, base) for row in rows]
+            if name == "carry-through":
+                assert all("1" * length in c for c in carried)
+            if name == "all-carry":
+                assert all(d * operands[1][0, -1] >= base if task == "nx1" else True for d in operands[0].flatten())
+                assert all("1" * length in c for c in carried)
+            if name == "no-carry":
+                assert not any("1" in c for c in carried)
+            if name == "zeros":
+                assert any(0 in row for row in rows)
+    addition, nx1 = draw("addition"), draw("nx1")
+    assert all(min(map(digits, row)) <= 3 for row in addition["unequal"][0])
+    assert addition["99...9+1"][0] == [(nines, 1)] and addition["1+99...9"][0] == [(1, nines)]
+    assert {b for _, b in nx1["digit 0"][0]} == {0} and {b for _, b in nx1[f"digit {base - 1}"][0]} == {base - 1}
+    assert {a for a, _ in nx1["99...9"][0]} == {nines}
+    parity = L.draw_hard("parity", length, 50, 2, torch.Generator().manual_seed(0))
+    assert parity["all-ones"][0].sum() == length and set(parity["one-one"][0].sum(1).tolist()) == {1}
 
 
 def test_batches_depend_on_the_seed_and_not_on_the_method():
@@ -140,8 +189,18 @@ def test_cyclic_index_with_a_long_period_changes_nothing():
     short = L.Transformer(tiny(method="window-cyclic", period=3))
     long.load_state_dict(plain.state_dict()), short.load_state_dict(plain.state_dict())
     source, target = torch.randint(10, (2, 19)), torch.randint(10, (2, 9))
-    assert torch.equal(plain(source, target), long(source, target))
+    assert torch.equal(plain.embed(target, 1), long.embed(target, 1))
+    assert torch.equal(plain.embed(source.flip(1), 0), long.embed(source, 0).flip(1))       # from the end
     assert not torch.allclose(plain(source, target), short(source, target))
+
+
+def test_cyclic_rows_stay_in_phase_with_their_windows_at_every_width():
+    model = L.Transformer(tiny(method="window-cyclic", period=3))
+    phases = set()
+    for S in range(11, 20):
+        source, target = (model.indices(torch.zeros(1, T), side) for T, side in ((S, 0), (S - 2, 1)))
+        phases.add(tuple((source.flip(0)[:S - 2] - target).tolist()))                       # column S - 1 - i of row i
+    assert all(set(row) == {0} for row in phases)
 
 
 def test_rope_equals_onnx_reference():
@@ -518,9 +577,14 @@ def test_evaluation_counts_what_a_perfect_and_a_wrong_model_get():
                 logits[b, torch.arange(len(right)), [L.TOKEN[c] for c in right]] = 1
             return logits
     config = tiny(task="successor", method="nope")
-    assert L.evaluate(Oracle(config, False), config, (2, 30), 64)["30"]["correct"] == 64
-    result = L.evaluate(Oracle(config, True), config, (2,), 1000)["2"]
+    asked = dict(task="successor", method="nope", lengths=(2, 30, 101), long_samples=7)
+    found = L.evaluate(Oracle(config, False), tiny(**asked, samples=64, hard=(30,)))
+    assert [found["accuracy"][length]["correct"] for length in ("30", "101")] == [64, 7]
+    assert [a["correct"] for a in found["hard"]["30"].values()] == [1, 6, 6, 2]
+    found = L.evaluate(Oracle(config, True), tiny(**asked, samples=1000, hard=(2,)))
+    result = found["accuracy"]["2"]
     assert (result["correct"], result["n"]) == (81, 90)              # of 10 .. 99 nine end in 7
+    assert found["chains"]["2"] == {"0": [72, 81], "1": [8, 8], "2": [1, 1]}
 
 
 # --- 7. consecutive pairs -------------------------------------------------------------
@@ -621,7 +685,7 @@ def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
     record = json.loads(printed)
     assert printed.count("\n") == 1 and record == json.loads((out / "result.json").read_text())
     assert {"task", "method", "preset", "seed", "config", "device", "torch", "source_sha256", "seconds", "examples",
-            "tokens", "interpolation_accuracy", "lines", "accuracy"} == set(record)
+            "tokens", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
     assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (10 + 9)
     assert record["accuracy"]["2"]["n"] == 20 and record["config"]["d_model"] == 32
     assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
