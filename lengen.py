@@ -19,7 +19,8 @@ Read it from top to bottom; each section needs only those above it.
     5. Calibration         collect attention, average along lines, drop off, continue to any size (ABC v2, Eq. 1)
     6. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
     7. Consecutive pairs   one attention head, read completely
-    8. Command line
+    8. Report              records to Markdown tables
+    9. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -606,7 +607,8 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Encoder-decoder. The method in the config decides positions and relative terms; biases come from outside.
 
-    Source: Vaswani et al.; size and use: ABC v2, App. B. Differs: pre-norm by default.
+    Source: Vaswani et al.; size and use: ABC v2, App. B. Differs: pre-norm by default; embeddings start with standard
+    deviation 0.3, so that positions stand out: from 1 addition takes about twice as many steps to interpolate.
     """
 
     def __init__(self, config):
@@ -614,6 +616,7 @@ class Transformer(nn.Module):
         self.config, self.method = config, METHODS[config.method]
         C = config.d_model
         self.embedding = nn.Embedding(len(VOCAB), C)
+        nn.init.normal_(self.embedding.weight, std=0.3)
         if self.method.position == "learned":
             self.tables = nn.ModuleList(nn.Embedding(config.table, C) for _ in range(2))     # source, target
         self.encoder = nn.ModuleList(Layer(config, cross=False) for _ in range(config.n_encoder))
@@ -919,9 +922,9 @@ def device_name(device):
 
 
 def source_sha256():
-    """Of this file up to its section on the command line, which no result depends on."""
+    """Of this file up to its report and command line, on which no result depends."""
     text = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(text[:text.rindex("# 8. Command line")].encode()).hexdigest()
+    return hashlib.sha256(text[:text.rindex("\n# 8. Report")].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -1294,7 +1297,147 @@ def pairs_summary(record):
 
 
 # ======================================================================================
-# 8. Command line
+# 8. Report: records to Markdown tables
+# ======================================================================================
+
+# Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
+# addition by "rpe-k" (quoted there from Jelassi et al.): ABC v1, Table 1; 50 digits of the others: ABC v1, Table 3.
+ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
+PUBLISHED = {
+    "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL, "window-cyclic": ALL,
+                  "window-nope": ALL, "abc": ALL},
+    "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE,
+                 "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "window": NONE, "window-cyclic": ALL,
+                 "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35",
+                 "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8"},
+    "nx1": {"vanilla": NONE, "rope": NONE, "window": "100 / 6.0 / 0.19 / 0 / 0 / 0", "window-cyclic": ALL,
+            "window-nope": "99.89 / 99.63 / 99.49 / 99.39 / 98.31 / 98.31", "abc": ALL},
+    "parity": {"vanilla": "29.23 / 0.29 / 0 / 0 / - / 0", "window": ALL, "window-cyclic": ALL, "window-nope": ALL,
+               "abc": "does not interpolate"},
+    "parity-label": {"vanilla": "52.0 to 52.6"},
+}
+# Epochs x batches x samples x tokens of a sample padded to 60 digits, in the published training of the authors.
+PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
+
+
+def read_records(path):
+    """File of JSON lines -> {(task, method, changed options): records, one a seed}. Raises: ValueError by line."""
+    groups = {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--report: {path!r} cannot be read ({type(error).__name__})") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            key = record["task"], record["method"], changed_options(record)
+            groups.setdefault(key, {})[record["seed"]] = {"chains": {}, "hard": {}} | record
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--report: line {number} of {path!r} is no record of a run ({error!r})") from None
+    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
+
+
+def changed_options(record):
+    """Flags by which a record's run differs from the defaults, apart from what was tested and the seed."""
+    config = record["config"]
+    default = dataclasses.asdict(make_config(record["preset"], task=config["task"], base=config["base"]))
+    default.update(base=TASKS[config["task"]].base or Config.base, preset=Config.preset)
+    words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return " ".join(f"{flag(name)} {words(value)}" for name, value in config.items()
+                    if name not in ("task", "method", "seed", "lengths", "hard", "samples", "long_samples")
+                    and words(value) != words(default[name]))
+
+
+def percent(correct, n):
+    """Never rounded up to 100."""
+    return "100" if correct == n else f"{math.floor(1e4 * correct / n) / 100:g}"
+
+
+def cell(shares):
+    """Shares of several seeds -> "percent (Wilson 95% interval), seeds without a mistake/seeds"."""
+    shares = [share for share in shares if share]
+    if not shares:
+        return "not run"
+    correct, n = sum(share["correct"] for share in shares), sum(share["n"] for share in shares)
+    low, high = wilson(correct, n)
+    exact = sum(share["correct"] == share["n"] for share in shares)
+    return (f"{percent(correct, n)} ({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
+            + f", {exact}/{len(shares)}" * (len(shares) > 1))
+
+
+def markdown(title, note, header, rows):
+    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
+    return "\n".join([f"### {title}", "", note, "", line(header), line(["---"] * len(header)), *map(line, rows)]) + "\n"
+
+
+def span(values, digits):
+    values = sorted(values)
+    middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+    return f"{middle:.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
+
+
+def report(path):
+    """The README's tables from a file of records."""
+    groups = read_records(path)
+    main = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
+    lengths = sorted({int(length) for records in main.values() for r in records for length in r["accuracy"]})
+    at = lambda records, length: cell([r["accuracy"].get(str(length)) for r in records])
+    sizes = lambda records: ", ".join(sorted({f"{a['n']:,}" for r in records for a in r["accuracy"].values()},
+                                             key=lambda text: int(text.replace(",", ""))))
+    seeds = lambda records: ", ".join(str(r["seed"]) for r in records)
+    share_of = "Percent exact (Wilson 95% interval over all seeds' questions), seeds without a mistake of the seeds run"
+    out = [markdown("ABC, default settings", f"{share_of}; by digits (parity: bits).", ["digits", *main],
+                    [[length, *(at(records, length) for records in main.values())] for length in lengths]
+                    + [["seeds", *map(seeds, main.values())], ["n", *map(sizes, main.values())]])]
+    missed = [f"{task} seed {r['seed']}: {percent(a['correct'], a['n'])} at {length} digits (n = {a['n']:,})"
+              for task, records in main.items() for r in records for length, a in r["accuracy"].items()
+              if a["correct"] < a["n"]]
+    out.append("Seeds with a mistake: " + ("; ".join(missed) or "none") + ".\n")
+    rows = []
+    for task, records in main.items():
+        seconds, ratio = [r["seconds"] for r in records], PUBLISHED_TOKENS.get(task)
+        tokens = [sum(r["tokens"].values()) for r in records]
+        rows.append([task, *(span([s[name] for s in seconds], 0) for name in ("interpolate", "retrain", "evaluate")),
+                     span([s["total"] - s["evaluate"] for s in seconds], 0),
+                     span([s["retrain"] / s["interpolate"] for s in seconds], 2),
+                     span([t / 1e6 for t in tokens], 2),
+                     f"1/{ratio / sorted(tokens)[len(tokens) // 2]:,.0f}" if ratio else "not published"])
+    out.append(markdown("Cost of ABC", "Median over seeds (least - most); seconds on the devices "
+                        + ", ".join(sorted({r["device"] for records in main.values() for r in records}))
+                        + ". The authors' tokens are those of their published schedule.",
+                        ["task", "interpolate, s", "retrain, s", "test, s", "run without test, s", "retrain / interpolate",
+                         "training tokens, millions", "of the authors' tokens"], rows))
+    rows = [[f"{task} {length}", name, cell([r["hard"].get(length, {}).get(name) for r in records])]
+            for task, records in main.items() for length in sorted({k for r in records for k in r["hard"]}, key=int)
+            for name in dict.fromkeys(name for r in records for name in r["hard"].get(length, {}))]
+    out.append(markdown("Hard questions, ABC", share_of + ".", ["task, digits", "set", "right"], rows))
+    bins = [(0, 1), (2, 3), (4, 7), (8, 15), (16, INF)]
+    rows = []
+    for task, records in main.items():
+        for length in sorted({k for r in records for k in r["chains"]}, key=int):
+            counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(length, {}).items()]
+            rows.append([task, length, *(
+                (lambda inside: f"{sum(c for _, c, _ in inside):,}/{sum(n for *_, n in inside):,}")(
+                    [count for count in counts if low <= count[0] <= high]) for low, high in bins)])
+    out.append(markdown("Right answers by longest run of carries, ABC", "Right / asked, all seeds.",
+                        ["task", "digits", *(f"{low} to {high}" if high < INF else f"{low} or more" for low, high in bins)],
+                        rows))
+    tested = (6, 10, 15, 20, 50, 60)
+    row = lambda task, method, records: [task, f"`{method}`", *(at(records, length) for length in tested),
+                                         PUBLISHED[task].get(method, "-"), seeds(records), sizes(records)]
+    for title, change in (("natural width", ""), ("the authors' fixed width", "--width 61 --spread 0")):
+        rows = [row(*key[:2], records) for key, records in groups.items() if key[2] == change]
+        out.append(markdown(f"The papers' tables, {title}", share_of + "; the papers' percent at the same lengths.",
+                            ["task", "method", *tested, "papers", "seeds", "n"], sorted(rows, key=lambda r: r[0])))
+    rows = [[task, f"`{method}`", f"`{change}`", *(at(records, length) for length in (6, 20, 60, 200)), seeds(records),
+             sizes(records)] for (task, method, change), records in groups.items()
+            if change not in ("", "--width 61 --spread 0")]
+    out.append(markdown("Other settings", share_of + ".", ["task", "method", "changed", 6, 20, 60, 200, "seeds", "n"], rows))
+    return "\n".join(out)
+
+
+# ======================================================================================
+# 9. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -1444,9 +1587,11 @@ def parser():
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
     p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     p.add_argument("--teacher", help="abc: folder of a run whose first model is calibrated on again, not trained")
+    p.add_argument("--record", help="file to append the record to as one line; a run that it holds is not run again")
     p.add_argument("--force", action="store_true", help="calibrate below 99%% interpolation, too")
     p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
     p.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    p.add_argument("--report", help="file of records, one a line, to print as Markdown tables")
     p.add_argument("--list", action="store_true", help="print tasks and methods")
     p.add_argument("--from", dest="folder", help="folder of a finished run, to --ask")
     p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
@@ -1486,9 +1631,19 @@ def new_folder(stem, out, overwrite):
     return folder
 
 
+def is_recorded(config, path):
+    """Does the file of records hold this run, made with this source?"""
+    wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256()}
+    lines = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
+    return any(wanted.items() <= json.loads(line).items() for line in lines)
+
+
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
     config, device = read_config(options), pick_device(options["device"])
+    if "record" in options and is_recorded(config, options["record"]):
+        print(f"{options['record']} holds this run", file=sys.stderr)
+        return 0
     pairs = isinstance(config, PairsConfig)
     kind = f"{config.d_vocab}-{config.d_head}" if pairs else f"{config.method}-{config.preset}"
     stem = f"{config.task}-{kind}-seed{config.seed}"
@@ -1508,6 +1663,9 @@ def train_command(options):
                  calibration=[[lines._asdict() for lines in pair] for pair in calibration or []])
     save(folder / "checkpoint.pt", lambda file: torch.save(state, file))
     save(folder / "result.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+    if "record" in options:
+        with open(options["record"], "a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
     text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     return 0
@@ -1528,6 +1686,11 @@ def ask_command(options):
     return code
 
 
+def report_command(options):
+    print(report(options["report"]), end="")
+    return 0
+
+
 def list_command(options):
     print("tasks")
     for name, task in TASKS.items():
@@ -1543,8 +1706,8 @@ def main(argv=None):
     """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
     try:
         options = vars(parser().parse_args(argv))
-        command = (list_command if "list" in options else ask_command if {"ask", "folder"} & set(options)
-                   else train_command)
+        command = (list_command if "list" in options else report_command if "report" in options
+                   else ask_command if {"ask", "folder"} & set(options) else train_command)
         return command(options)
     except SystemExit as stop:                          # --help
         return stop.code

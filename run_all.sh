@@ -1,35 +1,98 @@
 #!/usr/bin/env bash
-# Every run behind the README's tables, one record a line in results/*.jsonl (about an hour on two CPU cores).
+# ./run_all.sh quick   every task by every method at small size, and the headline runs: under 20 minutes on two cores
+# ./run_all.sh full    every run behind the README's tables: hours
+#
+# A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
+# tables are printed at the end. JOBS=2 runs two at a time on half the threads each; seconds then mean little.
 set -euo pipefail
 cd "$(dirname "$0")"
+mode=${1:-quick}
+jobs=${JOBS:-1}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / jobs > 0 ? $(nproc) / jobs : 1))}
 mkdir -p results
 records=results/results.jsonl
 
-record() {
+start() {                                   # start FILE ARGUMENTS: as soon as fewer than $jobs are running
+    local file=$1
+    shift
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
     echo "lengen.py $*" >&2
-    python lengen.py --json --quiet "$@" >> "$records"
+    (python lengen.py --quiet --record "$file" "$@" > /dev/null || echo "FAILED: lengen.py $*" >&2) &
+}
+record() { start "$records" "$@"; }
+small() { start results/quick.jsonl "$@"; }
+pairs() { start results/pairs.jsonl --task consecutive "$@"; }
+ablate() {                                  # with the teacher of the run in runs/full, if it is there
+    local folder=runs/full/$2-$4
+    if [ -e "$folder/checkpoint.pt" ]; then record --teacher "$folder" "$@"; else record "$@"; fi
 }
 
-: > "$records"
-for seed in 0 1 2; do
+if [ "$mode" = quick ]; then
     for task in successor addition nx1 parity; do
-        record --task "$task" --method abc --seed "$seed" --lengths 6,10,20,60,200
+        small --task "$task" --method abc --lengths 6,10,20,60 --hard 60 --samples 1000
+    done
+    for method in vanilla nope ape alibi rope rpe-k rpe-kq window window-cyclic window-nope; do
+        for task in successor addition nx1 parity; do
+            small --task "$task" --method "$method" --n-layer 1 --steps 600 --lengths 6,10,20 --hard 20 --samples 200
+        done
+    done
+    wait
+    python lengen.py --report results/quick.jsonl
+    exit
+fi
+[ "$mode" = full ] || { echo "usage: ./run_all.sh quick|full" >&2; exit 2; }
+
+# ABC on every seed
+for task in successor addition nx1 parity; do
+    record --task "$task" --method abc --seed 0 --out "runs/full/$task-0" --overwrite --samples 10000 --lengths 6,10,15,20,50,60,100,200,500,1000 --hard 60,1000
+done
+for seed in 1 2 3 4 5 6 7 8 9; do
+    for task in successor addition nx1 parity; do
+        record --task "$task" --method abc --seed "$seed" --out "runs/full/$task-$seed" --overwrite --lengths 6,10,15,20,50,60,100,200,500,1000 --hard 60,1000
     done
 done
-for method in vanilla nope ape alibi rope rpe-k rpe-kq window window-cyclic window-nope; do
-    record --task successor --method "$method"
-done
-record --task successor --method window --width 61 --spread 0
-python -m pytest -m timing -s -q | grep ratio | tee results/timing.txt
+wait
 
-: > results/pairs.jsonl
-pairs() {
-    echo "lengen.py --task consecutive $*" >&2
-    python lengen.py --task consecutive --json --quiet "$@" >> results/pairs.jsonl
-}
+# The papers' tables, natural width
+for method in vanilla alibi rope window window-cyclic window-nope rpe-k rpe-kq nope ape; do
+    for task in successor addition nx1 parity; do
+        record --task "$task" --method "$method" --lengths 6,10,15,20,50,60 --samples 10000
+    done
+done
+record --task parity-label --method vanilla --lengths 6,10,15,20,50,60 --samples 10000
+
+# Parts of the calibration, taken out one by one, with the teachers of the first runs
+for task in successor addition nx1 parity; do
+    for seed in 0 1 2 3 4; do
+        for change in "--directions-cross=-1" "--directions-self 1,0,-1" "--support 0" "--floor 0" "--kappa-cross 0.3" "--kappa-cross 0.8" "--kappa-self 0.2" "--layer last" "--empty all" "--no-blocks" "--calibrate-on scores" "--line sum" "--penalty 10" "--spread 0" "--cooldown 0"; do
+            ablate --task "$task" --seed "$seed" $change --method abc --lengths 6,20,60,200
+        done
+    done
+done
+
+# Other bases
+for base in 2 4 8; do
+    for task in successor addition; do
+        record --task "$task" --method abc --base "$base" --lengths 6,10,15,20,50,60,200
+    done
+done
+
+# The authors' fixed width
+for method in abc vanilla alibi rope window window-cyclic window-nope rpe-k rpe-kq nope ape; do
+    record --task successor --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
+done
+for method in vanilla abc; do
+    record --task addition --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
+done
+
+# Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4
 pairs --d-vocab 16 --d-head 32 --dummy --seeds 4
 pairs --d-vocab 256 --d-head 32 --dummy --plant 0.5 --lr 1e-3 --steps 4000 --seeds 4
 pairs --d-vocab 5 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 3000 --seeds 8
 pairs --d-vocab 16 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 4000 --seeds 8
 pairs --d-vocab 16 --d-head 4 --dummy --lr 1e-3 --batch 300 --steps 6000 --seeds 4
+wait
+
+python -m pytest -m timing -s -q | grep ratio | tee results/timing.txt
+python lengen.py --report "$records"

@@ -2,14 +2,16 @@
 """Tests of lengen.py against oracles that are not lengen.py: Python integers, torch's own modules, published numbers,
 and the literal loops of the papers. Run: python -m pytest -q"""
 
+import dataclasses
 import functools
 import inspect
-import itertools
 import json
 import math
+import os
 import random
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -718,29 +720,87 @@ def test_script_runs_and_lists():
     assert lengen("--samples", "-5").returncode == 2
 
 
-def documented_commands():
-    """Arguments of every command in the README and in run_all.sh, loops over tasks, methods and seeds run through."""
+def documented_commands(tmp_path):
+    """Arguments of every command in the README, and of every one that run_all.sh starts, caught by a false python."""
     for line in (HERE / "README.md").read_text().splitlines():
-        yield from re.findall(r"python lengen\.py ([^`|;&#>]+)", line)
-        yield from ("--task consecutive " + found for found in re.findall(r"`(--d-vocab[^`]+)`", line))
-    values = {}
-    for line in (HERE / "run_all.sh").read_text().splitlines():
-        if loop := re.match(r"\s*for (\w+) in (.*); do", line):
-            values[loop[1]] = loop[2].split()
-        if call := re.match(r"\s*(record|pairs) (-.*)", line):
-            names = re.findall(r"\"\$(\w+)\"", call[2])
-            for chosen in itertools.product(*(values[name] for name in names)):
-                command = call[2] if call[1] == "record" else "--task consecutive " + call[2]
-                for name, value in zip(names, chosen):
-                    command = command.replace(f'"${name}"', value)
-                yield command
+        yield from (shlex.split(found) for found in re.findall(r"python lengen\.py ([^`|;&#>]+)", line))
+        yield from (shlex.split("--task consecutive " + found) for found in re.findall(r"`(--d-vocab[^`]+)`", line))
+    shutil.copy(HERE / "run_all.sh", tmp_path)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {shlex.quote(str(tmp_path / "log"))}\n')
+    (tmp_path / "python").chmod(0o755)
+    for mode in ("quick", "full"):
+        subprocess.run(["bash", "run_all.sh", mode], cwd=tmp_path, capture_output=True,
+                       env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "4"})
+    for line in (tmp_path / "log").read_text().splitlines():
+        if line.startswith("lengen.py"):
+            yield shlex.split(line)[1:]
 
 
-def test_documented_commands_are_accepted():
-    commands = list(documented_commands())
-    assert len(commands) > 30 and any("window-nope" in command for command in commands)
+def test_documented_commands_are_accepted(tmp_path):
+    commands = list(documented_commands(tmp_path))
+    assert len(commands) > 300 and any("window-nope" in command for command in commands)
     for command in commands:
-        L.read_config(vars(L.parser().parse_args(shlex.split(command))))
+        L.read_config(vars(L.parser().parse_args(command)))
+
+
+def fake_record(seed, right, **config):
+    config = json.loads(json.dumps(dataclasses.asdict(L.make_config(seed=seed, **config))))
+    tally = dict(zip(("low", "high"), L.wilson(right, 200)), correct=right, n=200)
+    return dict(task=config["task"], method=config["method"], preset=config["preset"], seed=seed, config=config,
+                device="cpu", seconds=dict(interpolate=10, calibrate=1, retrain=5, evaluate=4, total=20),
+                tokens=dict(interpolate=10 ** 6, retrain=10 ** 6), source_sha256=L.source_sha256(),
+                accuracy={"6": tally, "60": tally}, chains={"60": {"2": [right, 200]}}, hard={"60": {"no-carry": tally}})
+
+
+def test_report_counts_by_hand(tmp_path, capsys):
+    records = [fake_record(0, 200), fake_record(1, 199), fake_record(1, 200), fake_record(2, 199),
+               fake_record(0, 100, layer="last"), fake_record(0, 7, method="rope"),
+               fake_record(0, 150, width=61, spread=0), fake_record(3, 200, base=4, lengths=(3,), samples=9)]
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert L.main(["--report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| 60 | 99.83 (99.06-99.98), 2/3 |" in out           # 599 of 600, the later seed 1; bounds rounded outwards
+    assert "Seeds with a mistake: successor seed 2: 99.5 at 6 digits (n = 200); successor seed 2: 99.5 at 60" in out
+    assert "| successor | 10 (10-10) | 5 (5-5) | 4 (4-4) | 16 (16-16) | 0.50 (0.50-0.50) | 2.00 (2.00-2.00) | 1/7,340 |" in out
+    assert "| successor 60 | no-carry | 99.83" in out and "| successor | 60 | 0/0 | 599/600 |" in out
+    assert "| successor | `abc` | `--layer last` | 50 (" in out and "| `--base 4` | 100 (" in out
+    assert "| successor | `rope` | 3.5 (" in out and out.count("not run") > 5
+    fixed = out[out.index("the authors' fixed width"):out.index("### Other settings")]
+    assert "75 (" in fixed and "3.5 (" not in fixed
+    assert L.percent(9999, 10_000) == "99.99" and L.percent(99_999, 100_000) == "99.99" and L.percent(3, 3) == "100"
+
+
+def test_report_of_no_records_is_one_line(tmp_path, capsys):
+    (tmp_path / "a").write_text('{"task": "successor"}\n')
+    (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
+    for name, said in (("a", "line 1"), ("b", "cannot be read"), ("c", "cannot be read")):
+        assert L.main(["--report", str(tmp_path / name)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and said in err
+
+
+def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    path = str(tmp_path / "records.jsonl")
+    once = [*QUICK, "--method", "vanilla", "--record", path]
+    for folder, extra in (("a", []), ("b", []), ("c", ["--seed", "1"])):
+        assert L.main([*once, "--out", str(tmp_path / folder), *extra]) == 0
+    assert [json.loads(line)["seed"] for line in open(path)] == [0, 1] and not (tmp_path / "b").exists()
+    capsys.readouterr()
+    assert L.main(["--report", path]) == 0 and "| `vanilla` |" in capsys.readouterr().out
+
+
+def test_a_teacher_is_calibrated_on_again(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    run = lambda name, *more: L.main([*QUICK, "--task", "parity-label", "--average", "0", "--warmup", "1", "--lr", "0.01", "--retrain-steps", "5",
+                                      "--force", "--json", "--quiet", "--out", str(tmp_path / name), *more])
+    assert run("a") == 0 and run("b", "--teacher", str(tmp_path / "a")) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["lines"] == second["lines"] and first["accuracy"] == second["accuracy"]
+    assert "interpolate" in first["examples"] and "interpolate" not in second["examples"]
+    assert run("c", "--teacher", str(tmp_path / "a"), "--seed", "1") == 2
+    assert "--seed 0, not 1" in capsys.readouterr().err
 
 
 def test_help_is_not_an_error(capsys):
