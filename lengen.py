@@ -507,7 +507,7 @@ class Config:
     lr: float = option(1e-3, "peak learning rate", 1e-12, 10)
     average: float = option(0.98, "decay of the moving average of the weights, which is the model kept", 0, 0.9999)
     warmup: int = option(100, "steps of linear warm-up", 1, 10 ** 9)
-    steps: int = option(6000, "most steps of the first training", 1, 10 ** 9)
+    steps: int = option(8000, "most steps of the first training", 1, 10 ** 9)
     retrain_steps: int = option(2000, "most steps of the retraining", 1, 10 ** 9)
     every: int = option(50, "steps between checks on held-out numbers", 1, 10 ** 9)
     goal: float = option(0.999, "held-out accuracy at which training has done its work", 0, 1)
@@ -518,7 +518,7 @@ class Config:
     line: str = option("mean", "value of a line", choices=("mean", "sum"))
     directions_cross: tuple = option((1, 0, -1), "diagonal 1, vertical 0, anti-diagonal -1", -1, 1)
     directions_self: tuple = option((1,), "the same for self-attention", -1, 1)
-    kappa_cross: float = option(0.6, "drop-off of cross-attention lines", -1e6, 1e6)
+    kappa_cross: float = option(0.3, "drop-off of cross-attention lines", -1e6, 1e6)
     kappa_self: float = option(0.5, "drop-off of self-attention lines", -1e6, 1e6)
     kappa_unit: str = option("reach", "kappa in sigmas, or in shares of the z in reach", choices=("sigma", "reach"))
     support: float = option(0.5, "lines in no more than this share of the rows are ignored", 0, 1)
@@ -950,7 +950,7 @@ def exact_match(model, source, target, bias=None):
     the first mistake both see the same tokens.
     """
     model.eval()
-    chunk = max(1, 2 ** 24 // (model.config.n_head * target.shape[1] * source.shape[1]))   # bounds the memory of a pass
+    chunk = max(1, 2 ** 22 // (model.config.n_head * target.shape[1] * source.shape[1]))   # bounds the memory of a pass
     return torch.cat([(model(s, t[:, :-1], bias).argmax(-1) == t[:, 1:]).all(1)
                       for s, t in zip(source.split(chunk), target.split(chunk))])
 

@@ -48,7 +48,7 @@ for task in successor addition nx1 parity; do
 done
 for seed in 1 2 3 4 5 6 7 8 9; do
     for task in successor addition nx1 parity; do
-        record --task "$task" --method abc --seed "$seed" --out "runs/full/$task-$seed" --overwrite --lengths 6,10,15,20,50,60,100,200,500,1000 --hard 60,1000
+        record --task "$task" --method abc --seed "$seed" --out "runs/full/$task-$seed" --overwrite --lengths 6,10,15,20,50,60,100,200,500,1000
     done
 done
 wait
@@ -64,7 +64,7 @@ record --task parity-label --method vanilla --lengths 6,10,15,20,50,60 --samples
 # Parts of the calibration, taken out one by one, with the teachers of the first runs
 for task in successor addition nx1 parity; do
     for seed in 0 1 2 3 4; do
-        for change in "--directions-cross=-1" "--directions-self 1,0,-1" "--support 0" "--floor 0" "--kappa-cross 0.3" "--kappa-cross 0.8" "--kappa-self 0.2" "--layer last" "--empty all" "--no-blocks" "--calibrate-on scores" "--line sum" "--penalty 10" "--spread 0" "--cooldown 0"; do
+        for change in "--directions-cross=-1" "--directions-self 1,0,-1" "--support 0" "--floor 0" "--kappa-cross 0.1" "--kappa-cross 0.6" "--kappa-self 0.2" "--layer last" "--empty all" "--no-blocks" "--calibrate-on scores" "--line sum" "--penalty 10" "--spread 0" "--cooldown 0"; do
             ablate --task "$task" --seed "$seed" $change --method abc --lengths 6,20,60,200
         done
     done

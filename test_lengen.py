@@ -367,7 +367,7 @@ def test_one_pass_decides_exact_match_as_greedy_decoding_does(method):
     numbers = torch.arange(64)
     bias = L.make_bias(config, 22)
     stream = L.batches(config, numbers, 32, [22], 0)
-    for _ in range(30):                           # trained a little, so that some are right and some are wrong
+    for _ in range(60):                           # trained a little, so that some are right and some are wrong
         _, source, target = next(stream)
         loss = F.cross_entropy(model(source, target[:, :-1], bias).flatten(0, 1), target[:, 1:].flatten())
         optimizer.zero_grad(), loss.backward(), optimizer.step()
