@@ -50,6 +50,7 @@ import hashlib
 import json
 import math
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -1304,8 +1305,8 @@ def pairs_summary(record):
 # addition by "rpe-k" (quoted there from Jelassi et al.): ABC v1, Table 1; 50 digits of the others: ABC v1, Table 3.
 ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
 PUBLISHED = {
-    "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL, "window-cyclic": ALL,
-                  "window-nope": ALL, "abc": ALL},
+    "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL,
+                  "window-cyclic": ALL, "window-nope": ALL, "abc": ALL},
     "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE,
                  "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "window": NONE, "window-cyclic": ALL,
                  "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35",
@@ -1353,16 +1354,29 @@ def percent(correct, n):
     return "100" if correct == n else f"{math.floor(1e4 * correct / n) / 100:g}"
 
 
-def cell(shares):
-    """Shares of several seeds -> "percent (Wilson 95% interval), seeds without a mistake/seeds"."""
-    shares = [share for share in shares if share]
-    if not shares:
+def cell(records, length, name=None):
+    """Share at a length, of a hard set if named, over all seeds -> "percent (Wilson 95% interval, rounded outwards),
+    seeds without a mistake/seeds"."""
+    found = [r["hard"].get(str(length), {}).get(name) if name else r["accuracy"].get(str(length)) for r in records]
+    found = [share for share in found if share]
+    if not found:
         return "not run"
-    correct, n = sum(share["correct"] for share in shares), sum(share["n"] for share in shares)
+    correct, n = sum(share["correct"] for share in found), sum(share["n"] for share in found)
     low, high = wilson(correct, n)
-    exact = sum(share["correct"] == share["n"] for share in shares)
+    exact = sum(share["correct"] == share["n"] for share in found)
     return (f"{percent(correct, n)} ({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
-            + f", {exact}/{len(shares)}" * (len(shares) > 1))
+            + f", {exact}/{len(found)}" * (len(found) > 1))
+
+
+def seeds_and_n(records):
+    """Two cells: the seeds run, and the numbers of questions a length and seed."""
+    sizes = sorted({share["n"] for r in records for share in r["accuracy"].values()})
+    return [", ".join(str(r["seed"]) for r in records), ", ".join(f"{n:,}" for n in sizes)]
+
+
+def span(values, digits):
+    """Median (least-most)."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def markdown(title, note, header, rows):
@@ -1370,70 +1384,83 @@ def markdown(title, note, header, rows):
     return "\n".join([f"### {title}", "", note, "", line(header), line(["---"] * len(header)), *map(line, rows)]) + "\n"
 
 
-def span(values, digits):
-    values = sorted(values)
-    middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-    return f"{middle:.{digits}f} ({values[0]:.{digits}f}-{values[-1]:.{digits}f})"
+SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), seeds without a mistake / seeds run"
+
+
+def length_table(runs):
+    """runs: task -> records of ABC with default settings."""
+    lengths = sorted({int(length) for records in runs.values() for r in records for length in r["accuracy"]})
+    rows = [[length, *(cell(records, length) for records in runs.values())] for length in lengths]
+    rows += [[name, *cells] for name, cells in zip(("seeds", "n"), zip(*map(seeds_and_n, runs.values())))]
+    missed = [f"{task} seed {r['seed']} {percent(a['correct'], a['n'])} at {length} (n = {a['n']:,})"
+              for task, records in runs.items() for r in records for length, a in r["accuracy"].items()
+              if a["correct"] < a["n"]]
+    return markdown("ABC, default settings", f"{SHARES}, by digits (parity: bits). Seeds with a mistake: "
+                    f"{'; '.join(missed) or 'none'}.", ["digits", *runs], rows)
+
+
+def cost_table(runs):
+    rows = []
+    for task, records in runs.items():
+        seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
+        share = PUBLISHED_TOKENS[task] / 1e6 / statistics.median(tokens) if task in PUBLISHED_TOKENS else None
+        rows.append([task, *(span([s[stage] for s in seconds], 0) for stage in ("interpolate", "retrain", "evaluate")),
+                     span([s["total"] - s["evaluate"] for s in seconds], 0), span([s["total"] for s in seconds], 0),
+                     span([s["retrain"] / s["interpolate"] for s in seconds], 2), span(tokens, 2),
+                     f"1 / {share:,.0f}" if share else "not published"])
+    devices = ", ".join(sorted({r["device"] for records in runs.values() for r in records}))
+    return markdown("Cost of ABC", f"Median over seeds (least-most) on: {devices}. The authors' tokens are those of "
+                    "their published schedule.",
+                    ["task", "interpolate, s", "retrain, s", "test, s", "all but test, s", "all, s",
+                     "retrain / interpolate", "training tokens, millions", "of the authors' tokens"], rows)
+
+
+def hard_table(runs):
+    rows = [[f"{task}, {length}", name, cell(records, length, name)] for task, records in runs.items()
+            for length in sorted({length for r in records for length in r["hard"]}, key=int)
+            for name in dict.fromkeys(name for r in records for name in r["hard"].get(length, {}))]
+    return markdown("Hard questions, ABC", SHARES + ".", ["task, digits", "set", "right"], rows)
+
+
+def chain_table(runs):
+    """Right answers by the longest run of carries, all seeds together."""
+    bins, rows = [(0, 1), (2, 3), (4, 7), (8, 15), (16, INF)], []
+    for task, records in runs.items():
+        for length in sorted({length for r in records for length in r["chains"]}, key=int):
+            counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(length, {}).items()]
+            inside = [[count for count in counts if low <= count[0] <= high] for low, high in bins]
+            rows.append([task, length, *(f"{sum(c for _, c, _ in some):,} / {sum(n for *_, n in some):,}"
+                                         for some in inside)])
+    return markdown("ABC by longest run of carries", "Right / asked, all seeds together.",
+                    ["task", "digits", *(f"{low} to {high}" if high < INF else f"{low} or more" for low, high in bins)],
+                    rows)
+
+
+def method_tables(groups):
+    """One table for each of the two widths of the papers' runs, and one of everything else."""
+    tables, lengths = [], (6, 10, 15, 20, 50, 60)
+    held_out = lambda records: f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}"
+    widths = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}
+    for change, title in widths.items():
+        rows = [[task, f"`{method}`", held_out(records), *(cell(records, length) for length in lengths),
+                 PUBLISHED[task].get(method, "-"), *seeds_and_n(records)]
+                for task in TASKS for method in METHODS if (records := groups.get((task, method, change)))]
+        tables.append(markdown(f"The papers' tables, {title}", SHARES + "; held-out: of 2,000 numbers left out of "
+                               "training (`abc`: by the model calibrated on), median; papers: at the same lengths.",
+                               ["task", "method", "held-out", *lengths, "papers", "seeds", "n"], rows))
+    rows = [[task, f"`{method}`", f"`{change}`", *(cell(records, length) for length in (6, 20, 60, 200)),
+             *seeds_and_n(records)] for (task, method, change), records in groups.items() if change not in widths]
+    tables.append(markdown("Other settings", SHARES + ".", ["task", "method", "changed", 6, 20, 60, 200, "seeds", "n"],
+                           rows))
+    return tables
 
 
 def report(path):
     """The README's tables from a file of records."""
     groups = read_records(path)
-    main = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
-    lengths = sorted({int(length) for records in main.values() for r in records for length in r["accuracy"]})
-    at = lambda records, length: cell([r["accuracy"].get(str(length)) for r in records])
-    sizes = lambda records: ", ".join(sorted({f"{a['n']:,}" for r in records for a in r["accuracy"].values()},
-                                             key=lambda text: int(text.replace(",", ""))))
-    seeds = lambda records: ", ".join(str(r["seed"]) for r in records)
-    share_of = "Percent exact (Wilson 95% interval over all seeds' questions), seeds without a mistake of the seeds run"
-    out = [markdown("ABC, default settings", f"{share_of}; by digits (parity: bits).", ["digits", *main],
-                    [[length, *(at(records, length) for records in main.values())] for length in lengths]
-                    + [["seeds", *map(seeds, main.values())], ["n", *map(sizes, main.values())]])]
-    missed = [f"{task} seed {r['seed']}: {percent(a['correct'], a['n'])} at {length} digits (n = {a['n']:,})"
-              for task, records in main.items() for r in records for length, a in r["accuracy"].items()
-              if a["correct"] < a["n"]]
-    out.append("Seeds with a mistake: " + ("; ".join(missed) or "none") + ".\n")
-    rows = []
-    for task, records in main.items():
-        seconds, ratio = [r["seconds"] for r in records], PUBLISHED_TOKENS.get(task)
-        tokens = [sum(r["tokens"].values()) for r in records]
-        rows.append([task, *(span([s[name] for s in seconds], 0) for name in ("interpolate", "retrain", "evaluate")),
-                     span([s["total"] - s["evaluate"] for s in seconds], 0),
-                     span([s["retrain"] / s["interpolate"] for s in seconds], 2),
-                     span([t / 1e6 for t in tokens], 2),
-                     f"1/{ratio / sorted(tokens)[len(tokens) // 2]:,.0f}" if ratio else "not published"])
-    out.append(markdown("Cost of ABC", "Median over seeds (least - most); seconds on the devices "
-                        + ", ".join(sorted({r["device"] for records in main.values() for r in records}))
-                        + ". The authors' tokens are those of their published schedule.",
-                        ["task", "interpolate, s", "retrain, s", "test, s", "run without test, s", "retrain / interpolate",
-                         "training tokens, millions", "of the authors' tokens"], rows))
-    rows = [[f"{task} {length}", name, cell([r["hard"].get(length, {}).get(name) for r in records])]
-            for task, records in main.items() for length in sorted({k for r in records for k in r["hard"]}, key=int)
-            for name in dict.fromkeys(name for r in records for name in r["hard"].get(length, {}))]
-    out.append(markdown("Hard questions, ABC", share_of + ".", ["task, digits", "set", "right"], rows))
-    bins = [(0, 1), (2, 3), (4, 7), (8, 15), (16, INF)]
-    rows = []
-    for task, records in main.items():
-        for length in sorted({k for r in records for k in r["chains"]}, key=int):
-            counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(length, {}).items()]
-            rows.append([task, length, *(
-                (lambda inside: f"{sum(c for _, c, _ in inside):,}/{sum(n for *_, n in inside):,}")(
-                    [count for count in counts if low <= count[0] <= high]) for low, high in bins)])
-    out.append(markdown("Right answers by longest run of carries, ABC", "Right / asked, all seeds.",
-                        ["task", "digits", *(f"{low} to {high}" if high < INF else f"{low} or more" for low, high in bins)],
-                        rows))
-    tested = (6, 10, 15, 20, 50, 60)
-    row = lambda task, method, records: [task, f"`{method}`", *(at(records, length) for length in tested),
-                                         PUBLISHED[task].get(method, "-"), seeds(records), sizes(records)]
-    for title, change in (("natural width", ""), ("the authors' fixed width", "--width 61 --spread 0")):
-        rows = [row(*key[:2], records) for key, records in groups.items() if key[2] == change]
-        out.append(markdown(f"The papers' tables, {title}", share_of + "; the papers' percent at the same lengths.",
-                            ["task", "method", *tested, "papers", "seeds", "n"], sorted(rows, key=lambda r: r[0])))
-    rows = [[task, f"`{method}`", f"`{change}`", *(at(records, length) for length in (6, 20, 60, 200)), seeds(records),
-             sizes(records)] for (task, method, change), records in groups.items()
-            if change not in ("", "--width 61 --spread 0")]
-    out.append(markdown("Other settings", share_of + ".", ["task", "method", "changed", 6, 20, 60, 200, "seeds", "n"], rows))
-    return "\n".join(out)
+    runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
+    tables = [length_table(runs), cost_table(runs), hard_table(runs), chain_table(runs), *method_tables(groups)]
+    return "\n".join(tables)
 
 
 # ======================================================================================
@@ -1510,7 +1537,8 @@ def load_teacher(folder, config):
         raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
     for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
         if getattr(other, name) != getattr(config, name):
-            raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, not {getattr(config, name)}")
+            raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, "
+                             f"not {getattr(config, name)}")
     return teacher
 
 
