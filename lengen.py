@@ -161,6 +161,12 @@ def arrange(task, operands, base=10, align=False):
     return source, target
 
 
+def pad(task, operands, width):
+    """Operands with their numbers padded with zeros to `width` digits."""
+    return [F.pad(a, (0, width - a.shape[1])) if kind == "number" else a
+            for a, kind in zip(operands, TASKS[task].operands)]
+
+
 def read_digits(text, width, base):
     """Decimal-style string -> (1, width) digits, least significant first, zero-padded."""
     if not text or any(symbol not in VOCAB[:base] for symbol in text):
@@ -519,11 +525,12 @@ class Config:
     line: str = option("mean", "value of a line", choices=("mean", "sum"))
     directions_cross: tuple = option((1, 0, -1), "diagonal 1, vertical 0, anti-diagonal -1", -1, 1)
     directions_self: tuple = option((1,), "the same for self-attention", -1, 1)
-    kappa_cross: float = option(0.3, "drop-off of cross-attention lines", -1e6, 1e6)
+    kappa_cross: float = option(0.6, "drop-off of cross-attention lines", -1e6, 1e6)
     kappa_self: float = option(0.5, "drop-off of self-attention lines", -1e6, 1e6)
     kappa_unit: str = option("reach", "kappa in sigmas, or in shares of the z in reach", choices=("sigma", "reach"))
     support: float = option(0.5, "lines in no more than this share of the rows are ignored", 0, 1)
-    floor: float = option(0.2, "least mean attention along an open cross line", 0, 1)
+    tries: int = option(3, "retrainings at most, each with half the --kappa-cross, until one is exact", 1, 100)
+    floor: float = option(0.2, "attention that most elements of an open cross line exceed", 0, 1)
     layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
     blocks: bool = option(True, "continue lines operand by operand")
     empty: str = option("first", "what a row or head without a line sees", choices=("first", "all"))
@@ -554,8 +561,8 @@ class Config:
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
              average=0.0, cooldown=0.0, steps=460_000, retrain_steps=46_000, every=1000, directions_self=(1, 0, -1),
-             kappa_cross=4.5, kappa_self=0.87, kappa_unit="sigma", support=0.0, floor=0.0, layer="last", blocks=False,
-             empty="all", samples=10_000)
+             kappa_cross=4.5, kappa_self=0.87, kappa_unit="sigma", support=0.0, floor=0.0, tries=1, layer="last",
+             blocks=False, empty="all", samples=10_000)
 
 
 def make_config(preset="fast", **options):
@@ -771,9 +778,10 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
 
     kappa_unit "reach" takes kappa as a share of sqrt(lines - 1), the largest z one line can have: the same rule at
     every matrix size. support: lines with no more than this share of the rows do not count at all (a mean over one
-    or two elements in a corner is noise). floor: a line also needs this d_l. blocks: columns of each block.
-    markers (n,) bool: columns where a vertical may open (a vertical inside a number is a digit at a fixed place from
-    the left, which means nothing at another length).
+    or two elements in a corner is noise). floor: more than half of an open line's elements exceed it (where a line
+    crosses a strong one, one element lifts its mean). blocks: columns of each block. markers (n,) bool: columns where a
+    vertical may open (a vertical inside a number is a digit at a fixed place from the left, which means nothing at
+    another length).
 
     Differs: the printed `d_l - d_max > threshold` never holds for a positive threshold; the code of the authors and
     this one compare d_l.
@@ -781,9 +789,11 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
     H, m, n = attention.shape
     values, mean, z = {}, {}, {}
     for direction in directions:
-        parts = [line_values(block, direction, line) for block in attention.split(blocks or [n], dim=2)]
+        split = lambda x, line: [line_values(block, direction, line) for block in x.split(blocks or [n], dim=2)]
+        parts = split(attention, line)
         lengths = [len(size) for _, size in parts]
         d = torch.cat([value for value, _ in parts], 1)                                 # (H, L)
+        above = torch.cat([value for value, _ in split((attention > floor).to(d), "mean")], 1)
         counted = torch.cat([size for _, size in parts]) > support * m                  # (L,)
         may_open = counted & markers.to(d.device) if direction == 0 and markers is not None else counted
         if not counted.any():
@@ -792,7 +802,7 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
         flat = sigma <= 1e-5 * mu.abs()                                                 # rounding is no pattern
         score = (d - mu) / sigma.masked_fill(flat, 1)
         limit = kappa * math.sqrt(int(counted.sum()) - 1) if kappa_unit == "reach" else kappa
-        is_open = (score > limit) & (d > floor) & may_open & ~flat
+        is_open = (score > limit) & (above > 0.5) & may_open & ~flat
         best = d[:, counted].amax(1, keepdim=True)
         values[direction] = (d - best).masked_fill(~is_open, -INF).split(lengths, 1)
         mean[direction], z[direction] = d.split(lengths, 1), score.split(lengths, 1)
@@ -968,9 +978,7 @@ def evaluate(model, config, calibration=None):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
 
         def answered(operands):
-            padded = [F.pad(a, (0, width - length)) if kind == "number" else a
-                      for a, kind in zip(operands, spec.operands)]
-            source, target = arrange(config.task, padded, config.base, align)
+            source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
             return exact_match(model, source.to(device), target.to(device), bias).cpu()
 
         if length in config.lengths:
@@ -996,20 +1004,37 @@ def batches(config, numbers, B, widths, seed):
         yield width, *arrange(config.task, operands, config.base, align)
 
 
-def train(model, config, steps, widths, cooldown, calibration=None, report=lambda **fields: None):
-    """Train until `config.goal` of the held-out numbers are exact, then let the learning rate fall to zero over
-    `cooldown` times as many steps -> {"steps", "examples", "tokens"}. The model ends as the average of its last
-    weights.
+def held_out_checks(config, numbers, widths, hard):
+    """Batches (width, source, target) that decide when training has done its work: 768 random questions in all, and
+    with `hard` one more batch, the hard sets of the longest length that training covers completely."""
+    checked = sorted({widths[0], widths[len(widths) // 2], widths[-1]})
+    checks = [next(batches(config, numbers, 768 // len(checked), [width], config.seed + 1)) for width in checked]
+    if hard:
+        digits = natural_width(config.task, config.base) - TASKS[config.task].headroom - 1
+        generator = torch.Generator().manual_seed(config.seed + 1)
+        sets = draw_hard(config.task, digits, 50, config.base, generator).values()
+        operands = pad(config.task, [torch.cat(parts) for parts in zip(*sets)], widths[0])
+        align = METHODS[config.method].bias == "window"
+        checks.append((widths[0], *arrange(config.task, operands, config.base, align)))
+    return checks
 
-    Without the cool-down and the average, exactness flickers: an answer of 60 digits meets rare cases that 700 short
-    ones did not show. At most `steps`, cool-down included. Only numbers of the training range are looked at.
-    report(step=, of=, loss=, accuracy=) comes at every check. Raises: FloatingPointError when the loss is nan or inf.
+
+def train(model, config, steps, widths, cooldown, calibration=None, give_up=False, report=lambda **fields: None):
+    """Train until `config.goal` of the held-out numbers are exact, then let the learning rate fall to zero over
+    `cooldown` times as many steps -> {"steps", "examples", "tokens", "exact"}. The model ends as the average of its
+    last weights; "exact" says whether that one reaches the goal. With a cool-down, hard numbers of the training length
+    have to be right, too.
+
+    Without these the numbers look learned too soon: an answer of 60 digits meets rare cases that 700 short ones did
+    not show. At most `steps`, cool-down included, or with give_up none once the cool-down would come without success.
+    Only numbers of the training range are looked at.
+    report(step=, of=, loss=, accuracy=, hard=) comes at every check. Raises: FloatingPointError when the loss is nan
+    or inf.
     """
     device = next(model.parameters()).device
     pool, held_out = split_numbers(config.seed)
     biases = {width: to_device(make_bias(config, width, calibration), device) for width in widths}
-    checked = sorted({widths[0], widths[len(widths) // 2], widths[-1]})
-    checks = [next(batches(config, held_out, 768 // len(checked), [width], config.seed + 1)) for width in checked]
+    checks = held_out_checks(config, held_out, widths, hard=cooldown > 0)
     optimizer = torch.optim.Adam(model.parameters(), config.lr, (0.9, 0.98), fused=device.type in ("cpu", "cuda"))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
     reached, end, tokens = steps / (1 + cooldown), steps, 0           # the cool-down begins at `reached`
@@ -1029,16 +1054,19 @@ def train(model, config, steps, widths, cooldown, calibration=None, report=lambd
         optimizer.step()
         average.update_parameters(model)
         tokens += source.numel() + target[:, 1:].numel()
-        if step % config.every == 0 or step == end:
+        done = step >= (reached if give_up and end == steps else end)
+        if step % config.every == 0 or done:
             right = [exact_match(average.module, s.to(device), t.to(device), biases[w]) for w, s, t in checks]
-            accuracy = float(torch.cat(right).float().mean())
-            report(step=step, of=end, loss=float(loss.detach()), accuracy=accuracy)
-            if accuracy >= config.goal and step < reached:
+            shares = {"hard": float(right.pop().float().mean())} if cooldown else {}
+            shares["accuracy"] = float(torch.cat(right).float().mean())
+            report(step=step, of=end, loss=float(loss.detach()), **shares)
+            if min(shares.values()) >= config.goal and step < reached:
                 reached, end = step, min(steps, round(step * (1 + cooldown)))
-        if step >= end:
+        if done or step >= end:
             break
     model.load_state_dict(average.module.state_dict())
-    return {"steps": step, "examples": step * config.batch, "tokens": tokens}
+    return {"steps": step, "examples": step * config.batch, "tokens": tokens,
+            "exact": min(shares.values()) >= config.goal}
 
 
 class Run(NamedTuple):
@@ -1052,8 +1080,10 @@ def run(config, device, force=False, teacher=None, report=lambda **fields: None)
     """Interpolate, calibrate, retrain, evaluate -> Run.
 
     "abc" trains a vanilla model, the teacher, calibrates on it, and trains a new model with the biases; every other
-    method is trained once. A teacher that is given is not trained again. report receives stage=, then what `train`
-    reports, and lines=. Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
+    method is trained once. A teacher that is given is not trained again. The fewest lines come first: they are the
+    strongest bias, and only if training numbers cannot be learned with them are weaker ones let in. report receives
+    stage=, then what `train` reports, and lines=. Raises: ValueError when "abc" would calibrate on a model below 99%
+    (not if force).
     """
     seconds, trained, calibration = {}, {}, None
     abc, kind = config.method == "abc", METHODS[config.method].bias
@@ -1073,7 +1103,7 @@ def run(config, device, force=False, teacher=None, report=lambda **fields: None)
         model = teacher or Transformer(first).to(device)
         if not teacher:
             plan = ([config.width], 0) if abc else (widths, config.cooldown)
-            trained["interpolate"] = train(model, first, config.steps, *plan, report=report)
+            trained["interpolate"] = [train(model, first, config.steps, *plan, report=report)]
         bias = to_device(make_bias(first, config.width), device)
         sample = lambda numbers, n, seed: next(batches(first, numbers, n, [config.width], seed))[1:]
         right = exact_match(model, *(x.to(device) for x in sample(held_out, 2000, config.seed + 3)), bias)
@@ -1087,22 +1117,27 @@ def run(config, device, force=False, teacher=None, report=lambda **fields: None)
             source, target = sample(pool, config.calibration_samples, config.seed + 4)
             self_attention, cross_attention, _ = collect_attention(model, source.to(device), target.to(device), bias,
                                                                    config.calibrate_on == "scores")
-            calibration = calibrate(config, self_attention.cpu(), cross_attention.cpu())
-            report(lines=line_table(calibration))
         with stage("retrain"):
-            teacher = model
-            torch.manual_seed(config.seed + 1)
-            model = Transformer(config).to(device)
-            trained["retrain"] = train(model, config, config.retrain_steps, widths, config.cooldown, calibration,
-                                       report)
+            teacher, trained["retrain"] = model, []
+            for attempt in range(config.tries):
+                rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** attempt)
+                calibration = calibrate(rules, self_attention.cpu(), cross_attention.cpu())
+                report(stage=f"retrain, try {attempt + 1}", lines=line_table(calibration))
+                torch.manual_seed(config.seed + 1)
+                model = Transformer(config).to(device)
+                trained["retrain"].append(train(model, config, config.retrain_steps, widths, config.cooldown,
+                                                calibration, attempt + 1 < config.tries, report))
+                if trained["retrain"][-1]["exact"]:
+                    break
     with stage("evaluate"):
         found = evaluate(model, config, calibration)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
                   source_sha256=source_sha256(), seconds=seconds,
-                  examples={name: result["examples"] for name, result in trained.items()},
-                  tokens={name: result["tokens"] for name, result in trained.items()},
+                  examples={name: sum(r["examples"] for r in results) for name, results in trained.items()},
+                  tokens={name: sum(r["tokens"] for r in results) for name, results in trained.items()},
+                  tries=len(trained.get("retrain", [])),
                   interpolation_accuracy=interpolation, lines=line_table(calibration or []), **found)
     return Run(record, model, calibration, teacher)
 
@@ -1559,6 +1594,7 @@ class Progress:
         elif "step" in fields:
             left = (seconds - self.begun) / fields["step"] * (fields["of"] - fields["step"])
             held_out = f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
+            held_out += f", hard {fields['hard']:.1%}" if "hard" in fields else ""
             self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}{held_out}, {seconds:.0f} s, "
                       f"at most {left:.0f} s left")
 
@@ -1581,7 +1617,8 @@ def summary(record):
         transparent = sum(line["line"] is None for line in lines)
         out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
                 f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
-        out += [f"retrain      {record['examples']['retrain']:,} examples, {seconds['retrain']:.1f} s"]
+        out += [f"retrain      try {record['tries']}, {record['examples']['retrain']:,} examples, "
+                f"{seconds['retrain']:.1f} s"]
     out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
             "digits   exact     95% interval         n"]
     for length, a in record["accuracy"].items():

@@ -367,7 +367,7 @@ def test_one_pass_decides_exact_match_as_greedy_decoding_does(method):
     numbers = torch.arange(64)
     bias = L.make_bias(config, 22)
     stream = L.batches(config, numbers, 32, [22], 0)
-    for _ in range(60):                           # trained a little, so that some are right and some are wrong
+    for _ in range(200):                          # trained a little, so that some are right and some are wrong
         _, source, target = next(stream)
         loss = F.cross_entropy(model(source, target[:, :-1], bias).flatten(0, 1), target[:, 1:].flatten())
         optimizer.zero_grad(), loss.backward(), optimizer.step()
@@ -564,6 +564,28 @@ def test_training_stops_after_the_goal_and_the_cool_down(goal, cooldown, steps, 
     assert (result["steps"], result["examples"], result["tokens"]) == (taken, 4 * taken, 4 * taken * (10 + 9))
 
 
+def test_training_without_success_is_given_up_before_the_cool_down():
+    config = tiny(task="successor", every=5, goal=1.0, batch=4)
+    for give_up, taken in ((False, 40), (True, 20)):
+        result = L.train(L.Transformer(config), config, 40, [8], 1.0, give_up=give_up)
+        assert result["steps"] == taken and not result["exact"]
+    config = tiny(task="successor", every=5, goal=0.0, batch=4)
+    assert L.train(L.Transformer(config), config, 40, [8], 1.0, give_up=True)["exact"]
+
+
+def test_checks_of_training_hold_numbers_of_the_training_range_only():
+    for task in L.TASKS:
+        config = tiny(task=task)
+        _, held_out = L.split_numbers(0)
+        checks = L.held_out_checks(config, held_out, [config.width, config.width + 5], hard=True)
+        assert len(checks) == 3 and checks[-1][0] == config.width
+        for _, source, _ in checks:
+            for row in source:
+                text = L.decode(row).strip("$&").split(L.TASKS[task].operator or None)[0]
+                assert int(text, config.base) <= 2 ** 20
+        assert len(L.held_out_checks(config, held_out, [config.width], hard=False)) == 1
+
+
 def test_evaluation_counts_what_a_perfect_and_a_wrong_model_get():
     class Oracle(nn.Module):
         def __init__(self, config, mistakes):
@@ -687,7 +709,7 @@ def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
     record = json.loads(printed)
     assert printed.count("\n") == 1 and record == json.loads((out / "result.json").read_text())
     assert {"task", "method", "preset", "seed", "config", "device", "torch", "source_sha256", "seconds", "examples",
-            "tokens", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
+            "tokens", "tries", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
     assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (10 + 9)
     assert record["accuracy"]["2"]["n"] == 20 and record["config"]["d_model"] == 32
     assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
