@@ -20,7 +20,8 @@ Read it from top to bottom; each section needs only those above it.
     6. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
     7. Consecutive pairs   one attention head, read completely
     8. Report              records to Markdown tables
-    9. Command line
+    9. Pictures            of a run or of records; the only part that needs matplotlib
+   10. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -933,9 +934,9 @@ def device_name(device):
 
 
 def source_sha256():
-    """Of this file up to its report and command line, on which no result depends."""
+    """Of sections 1 to 7 of this file, on which results depend, without the introduction, the report and the rest."""
     text = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(text[:text.rindex("\n# 8. Report")].encode()).hexdigest()
+    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 8. Report")].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -1356,20 +1357,22 @@ PUBLISHED = {
 PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
 
 
-def read_records(path):
-    """File of JSON lines -> {(task, method, changed options): records, one a seed}. Raises: ValueError by line."""
+def read_records(*paths):
+    """Files of JSON lines or folders of runs -> {(task, method, changed options): records, the last one of each seed}.
+    Raises: ValueError naming file and line."""
     groups = {}
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--report: {path!r} cannot be read ({type(error).__name__})") from None
-    for number, line in enumerate(lines, 1):
+    for path in map(Path, paths):
         try:
-            record = json.loads(line)
-            key = record["task"], record["method"], changed_options(record)
-            groups.setdefault(key, {})[record["seed"]] = {"chains": {}, "hard": {}} | record
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--report: line {number} of {path!r} is no record of a run ({error!r})") from None
+            text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
+        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+            try:
+                record = json.loads(line)
+                key = record["task"], record["method"], changed_options(record)
+                groups.setdefault(key, {})[record["seed"]] = record
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -1499,7 +1502,240 @@ def report(path):
 
 
 # ======================================================================================
-# 9. Command line
+# 9. Pictures of a finished run, or of a file of records
+# ======================================================================================
+#
+# Only this section needs matplotlib, imported by `pyplot`. Colours tell apart without red
+# against green (Okabe and Ito); grey is closed.
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osv^DPX<>ph"
+
+
+def pyplot():
+    """matplotlib.pyplot that draws to files. Raises: ValueError that says how to install it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError("--plot: pictures need matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"font.size": 11, "figure.constrained_layout.use": True, "savefig.dpi": 110})
+    return matplotlib.pyplot
+
+
+def save_picture(figure, path):
+    """To stderr goes where it lies: stdout may hold a record."""
+    figure.savefig(path)
+    pyplot().close(figure)
+    print(path, file=sys.stderr)
+
+
+def run_title(config):
+    return f"{config.task}, {config.method}, seed {config.seed}, trained on numbers up to 2^20"
+
+
+def accuracy_picture(plt, groups, task):
+    """Exact match against length, one curve a method and setting, Wilson bands over the questions of all seeds."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    axes.axvspan(1, natural_width(task, 10) - TASKS[task].headroom, color="0.9", label="training range")
+    for number, ((_, method, change), records) in enumerate(groups.items()):
+        lengths = sorted({int(length) for r in records for length in r["accuracy"]})
+        tallies = [[r["accuracy"][str(n)] for r in records if str(n) in r["accuracy"]] for n in lengths]
+        counts = [(sum(a["correct"] for a in tally), sum(a["n"] for a in tally)) for tally in tallies]
+        low, high = zip(*(wilson(*count) for count in counts))
+        colour = COLOURS[number % len(COLOURS)]
+        axes.plot(lengths, [100 * c / n for c, n in counts], MARKERS[number % len(MARKERS)] + "-", color=colour,
+                  label=f"{method} {change}", markersize=5, alpha=0.8)
+        axes.fill_between(lengths, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.2)
+    axes.set(xscale="log", xlabel="bits of the number" if TASKS[task].base == 2 else "digits of each operand",
+             ylabel="exact answers, percent", ylim=(-3, 103), title=f"{task}, trained on numbers up to 2^20")
+    axes.set_xticks(lengths, [str(n) for n in lengths], minor=False)
+    axes.minorticks_off()
+    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def heat_map(plt, axes, matrix, rows=None, columns=None, wrong=(), unit=None):
+    """One attention or bias matrix (T, S); -inf in grey; labels at rows and columns, those of wrong rows marked."""
+    colours = plt.get_cmap("viridis").with_extremes(bad="0.8")
+    image = axes.imshow(matrix.masked_fill(matrix.isneginf(), math.nan), cmap=colours, interpolation="nearest",
+                        aspect="auto", **dict(vmin=0, vmax=1) if unit is None else dict(vmin=-unit, vmax=0))
+    for labels, set_ticks in ((rows, axes.set_yticks), (columns, axes.set_xticks)):
+        set_ticks(range(len(labels)) if labels else [], labels or [], fontsize=7)
+    for row in wrong:
+        axes.get_yticklabels()[row].set(color=COLOURS[1], fontweight="bold")
+    return image
+
+
+def attend(model, config, calibration, question):
+    """Cross-attention of the last decoder layer while a question's right answer is read -> (H, T, S) weights, source
+    and answer as strings, rows whose next token is wrong."""
+    operands = question.split(TASKS[config.task].operator) if TASKS[config.task].operator else [question]
+    width = max(config.width, max(map(len, operands)) + TASKS[config.task].headroom)
+    source, target = example(config.task, *operands, width=width, base=config.base,
+                             align=METHODS[config.method].bias == "window")
+    trace, tokens = [], encode(target)[None]
+    with torch.no_grad():
+        logits = model.eval()(encode(source)[None], tokens[:, :-1], make_bias(config, width, calibration), trace)
+    wrong = (logits.argmax(-1) != tokens[:, 1:])[0].nonzero().flatten().tolist()
+    return trace[-1][1][0], source, target[1:], wrong
+
+
+def attention_picture(plt, models, question):
+    """Heat maps of every head in the last layer, a row of panels for each (name, model, config, calibration)."""
+    heads = models[0][2].n_head
+    figure, grid = plt.subplots(len(models), heads, figsize=(3.2 * heads, 3.4 * len(models)), squeeze=False)
+    for panels, (name, *model) in zip(grid, models):
+        weights, source, answer, wrong = attend(*model, question)
+        for head, axes in enumerate(panels):
+            image = heat_map(plt, axes, weights[head], list(answer), list(source), wrong)
+            axes.set_title(f"{name}, head {head + 1}", fontsize=10)
+        panels[0].set_ylabel("output digit, lowest first")
+    for axes in grid[-1]:
+        axes.set_xlabel("input digit")
+    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.6)
+    figure.suptitle(f"{run_title(models[-1][2])}: last layer's cross-attention for {question}\n"
+                    "(bold orange rows: wrong digit)", fontsize=11)
+    return figure
+
+
+def bias_picture(plt, config, calibration, attention, layer):
+    """A layer's averaged attention and, below it, the biases calibrated from it, at training size; self, then cross."""
+    bias = make_bias(config, config.width, calibration).decoder[layer]
+    figure, grid = plt.subplots(4, config.n_head, figsize=(2.6 * config.n_head, 9), squeeze=False)
+    names = ("averaged self-attention", "self bias", "averaged cross-attention", "cross bias")
+    used = calibration[layer] if config.layer == "own" else calibration[-1]
+    for row, matrix in enumerate((attention[0][layer], bias[0], attention[1][layer], bias[1])):
+        for head, axes in enumerate(grid[row]):
+            image = heat_map(plt, axes, matrix[head], unit=0.5 if row % 2 else None)
+            lines = used[row // 2].values.values()
+            empty = row % 2 and all(values[head].isneginf().all() for blocks in lines for values in blocks)
+            axes.set_title(f"head {head + 1}" + (": no line" if empty else ""), fontsize=10)
+        grid[row][0].set_ylabel(names[row] + "\noutput position", fontsize=9)
+        figure.colorbar(image, ax=grid[row], label="bias (grey: closed)" if row % 2 else "weight")
+    for axes in grid[-1]:
+        axes.set_xlabel("input position", fontsize=9)
+    figure.suptitle(f"{run_title(config)}: layer {layer + 1}")
+    return figure
+
+
+def window_picture(plt, w):
+    """Window biases of one operand and of two interleaved ones, self and cross."""
+    figure, grid = plt.subplots(1, 3, figsize=(11, 4))
+    for axes, (name, matrix) in zip(grid, (("self", window_bias(w, 9, 9)), ("cross, one operand", window_bias(
+            w, 9, 10, True)), ("cross, two operands", window_bias(w, 9, 19, True, 2)))):
+        heat_map(plt, axes, matrix[0], unit=1)
+        axes.set(title=f"{name}, w = {w}", xlabel="key position", ylabel="query position")
+    figure.suptitle("window biases: coloured 0, grey closed")
+    return figure
+
+
+def training_picture(plt, config, log):
+    """Loss and held-out accuracy of every stage on one time axis."""
+    figure, axes = plt.subplots(figsize=(8, 4.5))
+    other, stage, points = axes.twinx(), "", {}
+    for entry in log:
+        stage = entry.get("stage", stage)
+        if "step" in entry:
+            points.setdefault(stage, []).append((entry["seconds"], entry["loss"], entry.get("accuracy")))
+    for number, (stage, rows) in enumerate(points.items()):
+        seconds, loss, accuracy = zip(*rows)
+        axes.plot(seconds, loss, ":", color=COLOURS[number % 7], label=f"{stage}: loss")
+        if accuracy[0] is not None:
+            other.plot(seconds, [100 * x for x in accuracy], "-", color=COLOURS[number % 7], label=f"{stage}: exact")
+    axes.set(yscale="log", xlabel="seconds since the start", ylabel="loss (dotted)", title=run_title(config))
+    other.set(ylabel="held-out numbers exact, percent (solid)", ylim=(-3, 103))
+    figure.legend(*map(list.__add__, axes.get_legend_handles_labels(), other.get_legend_handles_labels()),
+                  loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+def errors_picture(plt, model, config, calibration, record, length, samples=200):
+    """Accuracy by longest run of carries, and the share of wrong digits at every output position."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    for number, (digits, chains) in enumerate(record["chains"].items()):
+        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in chains.items() if n)
+        left.plot(*zip(*found), MARKERS[number % 11] + "-", color=COLOURS[number % 7], label=f"{digits} digits")
+    left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
+    left.legend(fontsize=9) if record["chains"] else left.set_title("this task carries nothing")
+    spec, width = TASKS[config.task], max(config.width, length + TASKS[config.task].headroom)
+    operands = [F.pad(a, (0, width - length)) if kind == "number" else a for a, kind in zip(draw_test(
+        config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed)), spec.operands)]
+    source, target = arrange(config.task, operands, config.base, METHODS[config.method].bias == "window")
+    with torch.no_grad():
+        wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
+    right.bar(range(1, wrong.shape[1] + 1), 100 * wrong.double().mean(0), color=COLOURS[0])
+    right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103),
+              title=f"{length} digits, n = {len(target)}, each after a right beginning")
+    figure.suptitle(run_title(config))
+    return figure
+
+
+def pairs_picture(plt, model):
+    """The score matrix of a consecutive-pairs model, a zoom, and its vectors where they have two dimensions."""
+    queries, keys = query_key(model)
+    scores, flat = queries @ keys.T, model.config.d_head == 2
+    figure, grid = plt.subplots(1, 2 + flat, figsize=(5.2 * (2 + flat), 4.6))
+    for axes, part, name in zip(grid, (scores, scores[:16, :16]), ("all tokens", "the first 16")):
+        image = axes.imshow(part, cmap="viridis")
+        axes.set(title=name, xlabel="key token", ylabel="query token")
+        figure.colorbar(image, ax=axes, label="score")
+    if flat:
+        for vectors, name, marker, colour in ((queries, "query", "o", COLOURS[0]), (keys, "key", "^", COLOURS[1])):
+            grid[2].scatter(*vectors.T, marker=marker, color=colour, label=name)
+            for token, point in enumerate(vectors.tolist()):
+                grid[2].annotate(str(token), point, fontsize=8, xytext=(3, 3), textcoords="offset points")
+        grid[2].set(title="vectors", xlabel="first component", ylabel="second component")
+        grid[2].legend()
+    c = model.config
+    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'' if c.dummy else 'no '}dummy, seed {c.seed}")
+    return figure
+
+
+def character_map(config, calibration):
+    """The calibrated biases at training size as text: # strongest entry of its head, + open, . closed."""
+    out = []
+    for layer, pair in enumerate(make_bias(config, config.width, calibration).decoder, 1):
+        for kind, bias in zip(("self", "cross"), pair):
+            out.append(f"layer {layer} {kind}, heads 1 to {config.n_head}")
+            symbols = [["".join("." if x == -INF else "#" if x == head.max() else "+" for x in row) for row in head]
+                       for head in bias]
+            out += ["  " + "  ".join(row) for row in zip(*symbols)]
+    return "\n".join(out)
+
+
+QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919810", "nx1": "03611451449241919819*7",
+             "parity": "11010011101011010010", "parity-label": "11010011101011010010"}   # the first two: ABC v2, App. C.3
+
+
+def draw_pictures(folder, groups, question=None):
+    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them."""
+    plt, folder = pyplot(), Path(folder)
+    model, config, calibration, teacher = load(folder, "--plot-from")
+    if isinstance(model, PairsModel):
+        figures = {"pairs": pairs_picture(plt, model)}
+    else:
+        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        models = [(config.method, model, config, calibration)]
+        figures = {"accuracy": accuracy_picture(plt, groups, config.task), "training": training_picture(plt, config, log),
+                   "errors": errors_picture(plt, model, config, calibration, record, 20)}
+        if calibration:
+            models.insert(0, ("vanilla", teacher, teacher.config, None))
+            pool, _ = split_numbers(config.seed)
+            _, *sample = next(batches(teacher.config, pool, config.calibration_samples, [config.width], config.seed + 4))
+            attention = collect_attention(teacher, *sample, make_bias(teacher.config, config.width))[:2]
+            figures |= {f"bias-layer{n + 1}": bias_picture(plt, config, calibration, attention, n)
+                        for n in range(config.n_layer)}
+        if METHODS[config.method].bias == "window":
+            figures["window"] = window_picture(plt, config.window)
+        figures["attention"] = attention_picture(plt, models, question or QUESTIONS[config.task])
+    for name, figure in figures.items():
+        save_picture(figure, folder / f"{name}.png")
+
+
+# ======================================================================================
+# 10. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -1552,9 +1788,14 @@ def load(folder, asked_by="--from"):
         raise ValueError(f"{asked_by}: no finished run in {str(folder)!r}: checkpoint.pt is missing")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        names = {field.name: isinstance(field.default, tuple) for field in dataclasses.fields(Config)}
-        config = Config(**{name: tuple(state["config"][name]) if many else state["config"][name]
-                           for name, many in names.items()})
+        kind = PairsConfig if state["config"]["task"] == "consecutive" else Config
+        names = {field.name: isinstance(field.default, tuple) for field in dataclasses.fields(kind)}
+        config = kind(**{name: tuple(state["config"][name]) if many else state["config"][name]
+                         for name, many in names.items()})
+        if kind is PairsConfig:
+            model = PairsModel(config)
+            model.load_state_dict(state["model"])
+            return model.eval(), config, None, None
         model, teacher = Transformer(config), Transformer(dataclasses.replace(config, method="vanilla"))
         model.load_state_dict(state["model"])
         teacher.load_state_dict(state["teacher"]) if state["teacher"] else None
@@ -1657,6 +1898,9 @@ def parser():
     p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
     p.add_argument("--quiet", action="store_true", help="no progress on stderr")
     p.add_argument("--report", help="file of records, one a line, to print as Markdown tables")
+    p.add_argument("--plot", action="store_true", help="draw pictures into the run's folder (needs matplotlib)")
+    p.add_argument("--plot-from", nargs="+", help="folders of finished runs, or files of records, to draw")
+    p.add_argument("--attend", help="question whose attention is drawn, such as 0361145144924")
     p.add_argument("--list", action="store_true", help="print tasks and methods")
     p.add_argument("--from", dest="folder", help="folder of a finished run, to --ask")
     p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
@@ -1706,6 +1950,8 @@ def is_recorded(config, path):
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
     config, device = read_config(options), pick_device(options["device"])
+    if options.get("plot"):
+        pyplot()                                        # missing matplotlib is told before the run, not after
     if "record" in options and is_recorded(config, options["record"]):
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
@@ -1733,6 +1979,8 @@ def train_command(options):
             file.write(json.dumps(record) + "\n")
     text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
+    if options.get("plot"):
+        draw_pictures(folder, {} if pairs else read_records(folder), options.get("attend"))
     return 0
 
 
@@ -1741,6 +1989,8 @@ def ask_command(options):
     if "folder" not in options or "ask" not in options:
         raise ValueError("--from DIR and --ask QUESTION go together")
     (model, config, calibration, _), code = load(options["folder"]), 0
+    if isinstance(config, PairsConfig):
+        raise ValueError("--ask: a run of the task consecutive answers no questions")
     for given in options["ask"]:
         for question in (line.strip() for line in sys.stdin) if given == "-" else [given]:
             try:
@@ -1753,6 +2003,26 @@ def ask_command(options):
 
 def report_command(options):
     print(report(options["report"]), end="")
+    return 0
+
+
+def plot_command(options):
+    """Pictures of every folder named, runs of one task in one accuracy picture; of a file, an accuracy picture a task."""
+    pyplot()
+    folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
+    runs = [path for path in options["plot_from"] if path not in folders or folders[path][2] is not None
+            or isinstance(folders[path][1], Config)]
+    groups = read_records(*runs)
+    of_task = lambda task: {key: records for key, records in groups.items() if key[0] == task}
+    for path in options["plot_from"]:
+        if path in folders:
+            draw_pictures(path, of_task(folders[path][1].task), options.get("attend"))
+            if folders[path][2]:
+                print(character_map(folders[path][1], folders[path][2]))
+            continue
+        for task in {key[0]: None for key in groups}:
+            plain = {key: records for key, records in of_task(task).items() if not key[2]}
+            save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
     return 0
 
 
@@ -1772,7 +2042,7 @@ def main(argv=None):
     try:
         options = vars(parser().parse_args(argv))
         command = (list_command if "list" in options else report_command if "report" in options
-                   else ask_command if {"ask", "folder"} & set(options) else train_command)
+                   else plot_command if "plot_from" in options else ask_command if {"ask", "folder"} & set(options) else train_command)
         return command(options)
     except SystemExit as stop:                          # --help
         return stop.code
