@@ -1027,8 +1027,8 @@ def train(model, config, steps, widths, cooldown, calibration=None, give_up=Fals
     have to be right, too.
 
     Without these the numbers look learned too soon: an answer of 60 digits meets rare cases that 700 short ones did
-    not show. At most `steps`, cool-down included, or with give_up none once the cool-down would come without success.
-    Only numbers of the training range are looked at.
+    not show. At most `steps`, cool-down included. give_up: stop where the cool-down would come without success, or
+    earlier when five checks brought no better. Only numbers of the training range are looked at.
     report(step=, of=, loss=, accuracy=, hard=) comes at every check. Raises: FloatingPointError when the loss is nan
     or inf.
     """
@@ -1039,6 +1039,7 @@ def train(model, config, steps, widths, cooldown, calibration=None, give_up=Fals
     optimizer = torch.optim.Adam(model.parameters(), config.lr, (0.9, 0.98), fused=device.type in ("cpu", "cuda"))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
     reached, end, tokens = steps / (1 + cooldown), steps, 0           # the cool-down begins at `reached`
+    accuracies = []
     for step, (width, source, target) in enumerate(batches(config, pool, config.batch, widths, config.seed + 2), 1):
         warm, cool = step / config.warmup, (end - step + 1) / (end - reached + 1)
         for group in optimizer.param_groups:
@@ -1055,15 +1056,18 @@ def train(model, config, steps, widths, cooldown, calibration=None, give_up=Fals
         optimizer.step()
         average.update_parameters(model)
         tokens += source.numel() + target[:, 1:].numel()
-        done = step >= (reached if give_up and end == steps else end)
-        if step % config.every == 0 or done:
+        last = step >= (reached if give_up and end == steps else end)
+        if step % config.every == 0 or last:
             right = [exact_match(average.module, s.to(device), t.to(device), biases[w]) for w, s, t in checks]
             shares = {"hard": float(right.pop().float().mean())} if cooldown else {}
             shares["accuracy"] = float(torch.cat(right).float().mean())
+            accuracies.append(shares["accuracy"])
             report(step=step, of=end, loss=float(loss.detach()), **shares)
             if min(shares.values()) >= config.goal and step < reached:
                 reached, end = step, min(steps, round(step * (1 + cooldown)))
-        if done or step >= end:
+            before = max(accuracies[:-5], default=0)
+            last |= give_up and end == steps and max(accuracies[-5:]) <= before and 0 < before < config.goal
+        if last or step >= end:
             break
     model.load_state_dict(average.module.state_dict())
     return {"steps": step, "examples": step * config.batch, "tokens": tokens,

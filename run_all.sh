@@ -44,7 +44,7 @@ fi
 
 # ABC on every seed
 for task in successor addition nx1 parity; do
-    record --task "$task" --method abc --seed 0 --out "runs/full/$task-0" --overwrite --samples 10000 --lengths 6,10,15,20,50,60,100,200,500,1000 --hard 60,1000
+    record --task "$task" --method abc --seed 0 --out "runs/full/$task-0" --overwrite --samples 10000 --lengths 6,10,15,20,50,60,200,500,1000 --hard 60,1000
 done
 for seed in 1 2 3 4 5 6 7 8 9; do
     for task in successor addition nx1 parity; do

@@ -573,6 +573,18 @@ def test_training_without_success_is_given_up_before_the_cool_down():
     assert L.train(L.Transformer(config), config, 40, [8], 1.0, give_up=True)["exact"]
 
 
+@pytest.mark.parametrize("accuracies, taken", [([0] * 40, 100), ([.2] + [.1] * 39, 30), ([0, 0, .2] + [.1] * 39, 40),
+                                               ([.1, .2, .3, .4, .5, .6, .7, 1.0] + [.9] * 40, 80),
+                                               ([.1, .2, .3, .4, .4, .4, .4, .4, .5, .4, .4, .4, .4, .4], 70)])
+def test_training_that_is_stuck_is_given_up(accuracies, taken, monkeypatch):
+    """Checks every 5 steps that return these accuracies: given up after five that bring no better, success stays."""
+    config = tiny(task="successor", every=5, goal=1.0, batch=4)
+    shares = iter(accuracies)
+    monkeypatch.setattr(L, "held_out_checks", lambda *a, **k: [(8, torch.ones(1), torch.ones(1)), (8, torch.zeros(1), torch.zeros(1))])
+    monkeypatch.setattr(L, "exact_match", lambda model, s, t, bias: torch.tensor([next(shares) if s.sum() else 1.0]))
+    assert L.train(L.Transformer(config), config, 200, [8], 1.0, give_up=True)["steps"] == taken
+
+
 def test_checks_of_training_hold_numbers_of_the_training_range_only():
     for task in L.TASKS:
         config = tiny(task=task)
@@ -847,6 +859,58 @@ def test_tiny_abc_run_is_exact_far_beyond_training(tmp_path, capsys):
     assert any(line["line"] == "anti-diagonal" for line in record["lines"])
     assert L.main(["--from", str(tmp_path), "--ask", "9" * 40, "03611451449241919819"]) == 0
     assert capsys.readouterr().out.split() == [str(10 ** 40), "3611451449241919820"]
+
+
+# --- 9. pictures ----------------------------------------------------------------------
+
+def test_pictures_without_matplotlib_are_one_line_and_exit_2(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for arguments in ([*QUICK, "--plot", "--out", str(tmp_path / "run")], ["--plot-from", str(tmp_path)]):
+        assert L.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "pip install matplotlib" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_character_map_shows_the_open_entries():
+    config = tiny(task="successor", method="abc", n_head=1, n_layer=1)
+    attention = torch.eye(9)[None, None]                      # self: the diagonal; cross: the anti-diagonal of block 1
+    cross = F.pad(torch.eye(9).flip(1), (0, 1))[None, None]
+    drawn = L.character_map(config, L.calibrate(config, attention, cross)).splitlines()
+    assert drawn[0] == "layer 1 self, heads 1 to 1" and drawn[10] == "layer 1 cross, heads 1 to 1"
+    assert [line.strip() for line in drawn[1:10]] == ["." * i + "#" + "." * (8 - i) for i in range(9)]
+    assert [line.strip() for line in drawn[11:]] == ["." * (8 - i) + "#" + "." * i + "." for i in range(9)]
+
+
+def test_attention_of_one_question():
+    torch.manual_seed(0)
+    config = tiny(task="addition", method="vanilla")
+    weights, source, answer, wrong = L.attend(L.Transformer(config), config, None, "78+4")
+    assert (source, answer) == ("$00000078+00000004&", "28000000&")
+    assert weights.shape == (config.n_head, 9, 19) and torch.allclose(weights.sum(-1), torch.ones(config.n_head, 9))
+    assert set(wrong) <= set(range(9)) and len(wrong) > 3     # an untrained model
+
+
+def test_every_picture_is_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    torch.set_default_dtype(torch.float32)
+    small = [*QUICK, "--quiet", "--average", "0", "--warmup", "1", "--lr", "0.01", "--retrain-steps", "5", "--force"]
+    runs = {"a": ["--task", "parity-label"], "b": ["--task", "addition", "--method", "window"],
+            "c": ["--task", "consecutive", "--d-head", "2", "--steps", "1", "--batch", "8"]}
+    common = {"a": small, "b": small, "c": ["--quiet", "--device", "cpu"]}
+    for name, arguments in runs.items():
+        assert L.main([*common[name], *arguments, "--plot", "--out", str(tmp_path / name)]) == 0
+    drawn = {name: {path.stem for path in (tmp_path / name).glob("*.png")} for name in runs}
+    assert drawn["a"] == {"accuracy", "training", "errors", "attention", "bias-layer1", "bias-layer2"}
+    assert drawn["b"] == {"accuracy", "training", "errors", "attention", "window"} and drawn["c"] == {"pairs"}
+    for path in tmp_path.glob("*/*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG") and 5_000 < path.stat().st_size < 200_000
+    capsys.readouterr()
+    assert L.main(["--plot-from", *(str(tmp_path / name) for name in runs), "--attend", "12+3"]) == 2
+    assert L.main(["--plot-from", str(tmp_path / "a"), str(tmp_path / "c")]) == 0
+    assert "layer 2 cross, heads" in capsys.readouterr().out
+    (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
+    assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
 
 # --- timing: python -m pytest -m timing -s --------------------------------------------
