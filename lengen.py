@@ -1381,13 +1381,13 @@ def read_records(*paths):
 
 
 def changed_options(record):
-    """Flags by which a record's run differs from the defaults, apart from what was tested and the seed."""
+    """Flags by which a record's run differs from the defaults, apart from seed, most steps and what was tested."""
     config = record["config"]
     default = dataclasses.asdict(make_config(record["preset"], task=config["task"], base=config["base"]))
     default.update(base=TASKS[config["task"]].base or Config.base, preset=Config.preset)
     words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(f"{flag(name)} {words(value)}" for name, value in config.items()
-                    if name not in ("task", "method", "seed", "lengths", "hard", "samples", "long_samples")
+                    if name not in ("task", "method", "seed", "steps", "lengths", "hard", "samples", "long_samples")
                     and words(value) != words(default[name]))
 
 
@@ -1442,18 +1442,19 @@ def length_table(runs):
 
 
 def cost_table(runs):
-    rows = []
-    for task, records in runs.items():
+    rows, devices = [], {(task, r["device"]) for task, records in runs.items() for r in records}
+    for task, device in sorted(devices, key=lambda pair: (pair[1], [*runs].index(pair[0]))):
+        records = [r for r in runs[task] if r["device"] == device]
         seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
         share = PUBLISHED_TOKENS[task] / 1e6 / statistics.median(tokens) if task in PUBLISHED_TOKENS else None
-        rows.append([task, *(span([s[stage] for s in seconds], 0) for stage in ("interpolate", "retrain", "evaluate")),
+        rows.append([task, device, len(records),
+                     *(span([s[stage] for s in seconds], 0) for stage in ("interpolate", "retrain", "evaluate")),
                      span([s["total"] - s["evaluate"] for s in seconds], 0), span([s["total"] for s in seconds], 0),
                      span([s["retrain"] / s["interpolate"] for s in seconds], 2), span(tokens, 2),
                      f"1 / {share:,.0f}" if share else "not published"])
-    devices = ", ".join(sorted({r["device"] for records in runs.values() for r in records}))
-    return markdown("Cost of ABC", f"Median over seeds (least-most) on: {devices}. The authors' tokens are those of "
-                    "their published schedule.",
-                    ["task", "interpolate, s", "retrain, s", "test, s", "all but test, s", "all, s",
+    return markdown("Cost of ABC", "Median over seeds (least-most). The authors' tokens are those of their published "
+                    "schedule.",
+                    ["task", "device", "seeds", "interpolate, s", "retrain, s", "test, s", "all but test, s", "all, s",
                      "retrain / interpolate", "training tokens, millions", "of the authors' tokens"], rows)
 
 
@@ -1482,14 +1483,18 @@ def method_tables(groups):
     """One table for each of the two widths of the papers' runs, and one of everything else."""
     tables, lengths = [], (6, 10, 15, 20, 50, 60)
     held_out = lambda records: f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}"
+    examples = lambda records: f"{statistics.median(sum(r['examples'].values()) for r in records) / 1000:,.0f}"
     widths = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}
     for change, title in widths.items():
-        rows = [[task, f"`{method}`", held_out(records), *(cell(records, length) for length in lengths),
-                 PUBLISHED[task].get(method, "-"), *seeds_and_n(records)]
-                for task in TASKS for method in METHODS if (records := groups.get((task, method, change)))]
-        tables.append(markdown(f"The papers' tables, {title}", SHARES + "; held-out: of 2,000 numbers left out of "
-                               "training (`abc`: by the model calibrated on), median; papers: at the same lengths.",
-                               ["task", "method", "held-out", *lengths, "papers", "seeds", "n"], rows))
+        chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
+                  if (task, method, change) in groups]
+        rows = [[task, f"`{method}`", examples(records), held_out(records),
+                 *(cell(records, length) for length in lengths), PUBLISHED[task].get(method, "-"), *seeds_and_n(records)]
+                for task, method, records in chosen]
+        note = (f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by the "
+                "model calibrated on); both are medians. Papers: at the same lengths.")
+        header = ["task", "method", "trained", "held-out", *lengths, "papers", "seeds", "n"]
+        tables.append(markdown(f"The papers' tables, {title}", note, header, rows))
     rows = [[task, f"`{method}`", f"`{change}`", *(cell(records, length) for length in (6, 20, 60, 200)),
              *seeds_and_n(records)] for (task, method, change), records in groups.items() if change not in widths]
     tables.append(markdown("Other settings", SHARES + ".", ["task", "method", "changed", 6, 20, 60, 200, "seeds", "n"],
@@ -1692,7 +1697,8 @@ def pairs_picture(plt, model):
         grid[2].set(title="vectors", xlabel="first component", ylabel="second component")
         grid[2].legend()
     c = model.config
-    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'' if c.dummy else 'no '}dummy, seed {c.seed}")
+    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, "
+                    f"seed {c.seed}")
     return figure
 
 
@@ -1708,8 +1714,9 @@ def character_map(config, calibration):
     return "\n".join(out)
 
 
+# The first two: ABC v2, App. C.3.
 QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919810", "nx1": "03611451449241919819*7",
-             "parity": "11010011101011010010", "parity-label": "11010011101011010010"}   # the first two: ABC v2, App. C.3
+             "parity": "11010011101011010010", "parity-label": "11010011101011010010"}
 
 
 def draw_pictures(folder, groups, question=None):
@@ -1722,13 +1729,15 @@ def draw_pictures(folder, groups, question=None):
         record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
         models = [(config.method, model, config, calibration)]
-        figures = {"accuracy": accuracy_picture(plt, groups, config.task), "training": training_picture(plt, config, log),
+        figures = {"accuracy": accuracy_picture(plt, groups, config.task),
+                   "training": training_picture(plt, config, log),
                    "errors": errors_picture(plt, model, config, calibration, record, 20)}
         if calibration:
             models.insert(0, ("vanilla", teacher, teacher.config, None))
             pool, _ = split_numbers(config.seed)
-            _, *sample = next(batches(teacher.config, pool, config.calibration_samples, [config.width], config.seed + 4))
-            attention = collect_attention(teacher, *sample, make_bias(teacher.config, config.width))[:2]
+            source, target = next(batches(teacher.config, pool, config.calibration_samples, [config.width],
+                                          config.seed + 4))[1:]
+            attention = collect_attention(teacher, source, target, make_bias(teacher.config, config.width))[:2]
             figures |= {f"bias-layer{n + 1}": bias_picture(plt, config, calibration, attention, n)
                         for n in range(config.n_layer)}
         if METHODS[config.method].bias == "window":
@@ -2011,7 +2020,7 @@ def report_command(options):
 
 
 def plot_command(options):
-    """Pictures of every folder named, runs of one task in one accuracy picture; of a file, an accuracy picture a task."""
+    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records only that one."""
     pyplot()
     folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
     runs = [path for path in options["plot_from"] if path not in folders or folders[path][2] is not None
@@ -2045,9 +2054,9 @@ def main(argv=None):
     """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
     try:
         options = vars(parser().parse_args(argv))
-        command = (list_command if "list" in options else report_command if "report" in options
-                   else plot_command if "plot_from" in options else ask_command if {"ask", "folder"} & set(options) else train_command)
-        return command(options)
+        commands = {"list": list_command, "report": report_command, "plot_from": plot_command, "ask": ask_command,
+                    "folder": ask_command}
+        return next((command for name, command in commands.items() if name in options), train_command)(options)
     except SystemExit as stop:                          # --help
         return stop.code
     except ValueError as error:

@@ -53,13 +53,18 @@ for seed in 1 2 3 4 5 6 7 8 9; do
 done
 wait
 
-# The papers' tables, natural width
-for method in vanilla alibi rope window window-cyclic window-nope rpe-k rpe-kq nope ape; do
+# The papers' tables, natural width; alibi and nope would never end by themselves
+for method in window-cyclic window-nope window vanilla rope rpe-k rpe-kq ape; do
     for task in successor addition nx1 parity; do
         record --task "$task" --method "$method" --lengths 6,10,15,20,50,60 --samples 10000
     done
 done
-record --task parity-label --method vanilla --lengths 6,10,15,20,50,60 --samples 10000
+for method in alibi nope; do
+    for task in successor addition nx1 parity; do
+        record --task "$task" --method "$method" --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
+    done
+done
+record --task parity-label --method vanilla --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
 
 # Parts of the calibration, taken out one by one, with the teachers of the first runs
 for task in successor addition nx1 parity; do
@@ -78,8 +83,11 @@ for base in 2 4 8; do
 done
 
 # The authors' fixed width
-for method in abc vanilla alibi rope window window-cyclic window-nope rpe-k rpe-kq nope ape; do
+for method in abc vanilla rope window window-cyclic window-nope rpe-k rpe-kq ape; do
     record --task successor --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
+done
+for method in alibi nope; do
+    record --task successor --method "$method" --steps 1000 --width 61 --spread 0 --lengths 6,10,15,20,50,60
 done
 for method in vanilla abc; do
     record --task addition --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60

@@ -782,7 +782,7 @@ def fake_record(seed, right, **config):
     tally = dict(zip(("low", "high"), L.wilson(right, 200)), correct=right, n=200)
     return dict(task=config["task"], method=config["method"], preset=config["preset"], seed=seed, config=config,
                 device="cpu", seconds=dict(interpolate=10, calibrate=1, retrain=5, evaluate=4, total=20),
-                interpolation_accuracy=0.999, tokens=dict(interpolate=10 ** 6, retrain=10 ** 6), source_sha256=L.source_sha256(),
+                interpolation_accuracy=0.999, examples=dict(interpolate=6000), tokens=dict(interpolate=10 ** 6, retrain=10 ** 6), source_sha256=L.source_sha256(),
                 accuracy={"6": tally, "60": tally}, chains={"60": {"2": [right, 200]}}, hard={"60": {"no-carry": tally}})
 
 
@@ -796,11 +796,11 @@ def test_report_counts_by_hand(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| 60 | 99.83 (99.06-99.98), 2/3 |" in out           # 599 of 600, the later seed 1; bounds rounded outwards
     assert "Seeds with a mistake: successor seed 2 99.5 at 6 (n = 200); successor seed 2 99.5 at 60 (n = 200)." in out
-    assert ("| successor | 10 (10-10) | 5 (5-5) | 4 (4-4) | 16 (16-16) | 20 (20-20) | 0.50 (0.50-0.50) | 2.00 (2.00-2.00) "
+    assert ("| successor | cpu | 3 | 10 (10-10) | 5 (5-5) | 4 (4-4) | 16 (16-16) | 20 (20-20) | 0.50 (0.50-0.50) | 2.00 (2.00-2.00) "
             "| 1 / 7,340 |") in out                                       # 128 * 1792 * 512 * 125 / 2e6
     assert "| successor, 60 | no-carry | 99.83" in out and "| successor | 60 | 0 / 0 | 599 / 600 |" in out
     assert "| successor | `abc` | `--layer last` | 50 (" in out and "| `--base 4` | 100 (" in out
-    assert "| successor | `rope` | 99.9 | 3.5 (" in out and out.count("not run") > 5
+    assert "| successor | `rope` | 6 | 99.9 | 3.5 (" in out and out.count("not run") > 5
     fixed = out[out.index("the authors' fixed width"):out.index("### Other settings")]
     assert "75 (" in fixed and "3.5 (" not in fixed
     assert L.percent(9999, 10_000) == "99.99" and L.percent(99_999, 100_000) == "99.99" and L.percent(3, 3) == "100"
