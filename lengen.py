@@ -1489,10 +1489,10 @@ def method_tables(groups):
         chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
                   if (task, method, change) in groups]
         rows = [[task, f"`{method}`", examples(records), held_out(records),
-                 *(cell(records, length) for length in lengths), PUBLISHED[task].get(method, "-"), *seeds_and_n(records)]
-                for task, method, records in chosen]
-        note = (f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by the "
-                "model calibrated on); both are medians. Papers: at the same lengths.")
+                 *(cell(records, length) for length in lengths), PUBLISHED[task].get(method, "-"),
+                 *seeds_and_n(records)] for task, method, records in chosen]
+        note = (f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
+                "the model calibrated on); both are medians. Papers: at the same lengths.")
         header = ["task", "method", "trained", "held-out", *lengths, "papers", "seeds", "n"]
         tables.append(markdown(f"The papers' tables, {title}", note, header, rows))
     rows = [[task, f"`{method}`", f"`{change}`", *(cell(records, length) for length in (6, 20, 60, 200)),
@@ -1525,9 +1525,10 @@ def pyplot():
     """matplotlib.pyplot that draws to files. Raises: ValueError that says how to install it."""
     try:
         import matplotlib
+        matplotlib.use("Agg")
+        import matplotlib.pyplot
     except ImportError:
         raise ValueError("--plot: pictures need matplotlib: pip install matplotlib") from None
-    matplotlib.use("Agg")
     matplotlib.rcParams.update({"font.size": 11, "figure.constrained_layout.use": True, "savefig.dpi": 110})
     return matplotlib.pyplot
 
@@ -1545,8 +1546,9 @@ def run_title(config):
 
 def accuracy_picture(plt, groups, task):
     """Exact match against length, one curve a method and setting, Wilson bands over the questions of all seeds."""
-    figure, axes = plt.subplots(figsize=(8, 5))
-    axes.axvspan(1, natural_width(task, 10) - TASKS[task].headroom, color="0.9", label="training range")
+    figure, axes = plt.subplots(figsize=(9, 5))
+    axes.axvspan(5, natural_width(task, 10) - TASKS[task].headroom, color="0.9", label="training range")
+    ticks, seeds = set(), {r["seed"] for records in groups.values() for r in records}
     for number, ((_, method, change), records) in enumerate(groups.items()):
         lengths = sorted({int(length) for r in records for length in r["accuracy"]})
         tallies = [[r["accuracy"][str(n)] for r in records if str(n) in r["accuracy"]] for n in lengths]
@@ -1556,9 +1558,11 @@ def accuracy_picture(plt, groups, task):
         axes.plot(lengths, [100 * c / n for c, n in counts], MARKERS[number % len(MARKERS)] + "-", color=colour,
                   label=f"{method} {change}", markersize=5, alpha=0.8)
         axes.fill_between(lengths, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.2)
+        ticks |= set(lengths)
     axes.set(xscale="log", xlabel="bits of the number" if TASKS[task].base == 2 else "digits of each operand",
-             ylabel="exact answers, percent", ylim=(-3, 103), title=f"{task}, trained on numbers up to 2^20")
-    axes.set_xticks(lengths, [str(n) for n in lengths], minor=False)
+             ylabel="exact answers, percent (band: 95%)", ylim=(-3, 103),
+             title=f"{task}, seeds {min(seeds)} to {max(seeds)}, trained on numbers up to 2^20")
+    axes.set_xticks(sorted(ticks), [str(n) if not any(n < m < 1.35 * n for m in ticks) else "" for n in sorted(ticks)])
     axes.minorticks_off()
     axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -1567,7 +1571,7 @@ def accuracy_picture(plt, groups, task):
 def heat_map(plt, axes, matrix, rows=None, columns=None, wrong=(), unit=None):
     """One attention or bias matrix (T, S); -inf in grey; labels at rows and columns, those of wrong rows marked."""
     colours = plt.get_cmap("viridis").with_extremes(bad="0.8")
-    image = axes.imshow(matrix.masked_fill(matrix.isneginf(), math.nan), cmap=colours, interpolation="nearest",
+    image = axes.imshow(matrix.masked_fill(matrix.isneginf(), math.nan).numpy(), cmap=colours, interpolation="nearest",
                         aspect="auto", **dict(vmin=0, vmax=1) if unit is None else dict(vmin=-unit, vmax=0))
     for labels, set_ticks in ((rows, axes.set_yticks), (columns, axes.set_xticks)):
         set_ticks(range(len(labels)) if labels else [], labels or [], fontsize=7)
@@ -1663,9 +1667,10 @@ def errors_picture(plt, model, config, calibration, record, length, samples=200)
     """Accuracy by longest run of carries, and the share of wrong digits at every output position."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
     for number, (digits, chains) in enumerate(record["chains"].items()):
-        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in chains.items() if n)
+        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in chains.items())
         left.plot(*zip(*found), MARKERS[number % 11] + "-", color=COLOURS[number % 7], label=f"{digits} digits")
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.legend(fontsize=9) if record["chains"] else left.set_title("this task carries nothing")
     spec, width = TASKS[config.task], max(config.width, length + TASKS[config.task].headroom)
     operands = [F.pad(a, (0, width - length)) if kind == "number" else a for a, kind in zip(draw_test(
@@ -1673,9 +1678,11 @@ def errors_picture(plt, model, config, calibration, record, length, samples=200)
     source, target = arrange(config.task, operands, config.base, METHODS[config.method].bias == "window")
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
-    right.bar(range(1, wrong.shape[1] + 1), 100 * wrong.double().mean(0), color=COLOURS[0])
-    right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103),
-              title=f"{length} digits, n = {len(target)}, each after a right beginning")
+    right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist(), color=COLOURS[0])
+    right.xaxis.get_major_locator().set_params(integer=True)
+    right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103))
+    right.set_title(f"{length} digits, n = {len(target)}, each after a right beginning: {int(wrong.sum())} wrong",
+                    fontsize=10)
     figure.suptitle(run_title(config))
     return figure
 
@@ -1686,12 +1693,12 @@ def pairs_picture(plt, model):
     scores, flat = queries @ keys.T, model.config.d_head == 2
     figure, grid = plt.subplots(1, 2 + flat, figsize=(5.2 * (2 + flat), 4.6))
     for axes, part, name in zip(grid, (scores, scores[:16, :16]), ("all tokens", "the first 16")):
-        image = axes.imshow(part, cmap="viridis")
+        image = axes.imshow(part.numpy(), cmap="viridis")
         axes.set(title=name, xlabel="key token", ylabel="query token")
         figure.colorbar(image, ax=axes, label="score")
     if flat:
         for vectors, name, marker, colour in ((queries, "query", "o", COLOURS[0]), (keys, "key", "^", COLOURS[1])):
-            grid[2].scatter(*vectors.T, marker=marker, color=colour, label=name)
+            grid[2].scatter(*vectors.T.numpy(), marker=marker, color=colour, label=name)
             for token, point in enumerate(vectors.tolist()):
                 grid[2].annotate(str(token), point, fontsize=8, xytext=(3, 3), textcoords="offset points")
         grid[2].set(title="vectors", xlabel="first component", ylabel="second component")
@@ -2020,7 +2027,7 @@ def report_command(options):
 
 
 def plot_command(options):
-    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records only that one."""
+    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one."""
     pyplot()
     folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
     runs = [path for path in options["plot_from"] if path not in folders or folders[path][2] is not None

@@ -901,14 +901,14 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     for name, arguments in runs.items():
         assert L.main([*common[name], *arguments, "--plot", "--out", str(tmp_path / name)]) == 0
     drawn = {name: {path.stem for path in (tmp_path / name).glob("*.png")} for name in runs}
-    assert drawn["a"] == {"accuracy", "training", "errors", "attention", "bias-layer1", "bias-layer2"}
+    assert drawn["a"] == {"accuracy", "training", "errors", "attention", "bias-layer1"}
     assert drawn["b"] == {"accuracy", "training", "errors", "attention", "window"} and drawn["c"] == {"pairs"}
     for path in tmp_path.glob("*/*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and 5_000 < path.stat().st_size < 200_000
     capsys.readouterr()
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in runs), "--attend", "12+3"]) == 2
     assert L.main(["--plot-from", str(tmp_path / "a"), str(tmp_path / "c")]) == 0
-    assert "layer 2 cross, heads" in capsys.readouterr().out
+    assert "layer 1 cross, heads" in capsys.readouterr().out
     (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
