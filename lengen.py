@@ -531,6 +531,7 @@ class Config:
     kappa_unit: str = option("reach", "kappa in sigmas, or in shares of the z in reach", choices=("sigma", "reach"))
     support: float = option(0.5, "lines in no more than this share of the rows are ignored", 0, 1)
     tries: int = option(3, "retrainings at most, each with half the --kappa-cross, until one is exact", 1, 100)
+    teachers: int = option(2, "models to calibrate on at most, should every retraining fail", 1, 100)
     floor: float = option(0.2, "attention that most elements of an open cross line exceed", 0, 1)
     layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
     blocks: bool = option(True, "continue lines operand by operand")
@@ -562,8 +563,8 @@ class Config:
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
              average=0.0, cooldown=0.0, steps=460_000, retrain_steps=46_000, every=1000, directions_self=(1, 0, -1),
-             kappa_cross=4.5, kappa_self=0.87, kappa_unit="sigma", support=0.0, floor=0.0, tries=1, layer="last",
-             blocks=False, empty="all", samples=10_000)
+             kappa_cross=4.5, kappa_self=0.87, kappa_unit="sigma", support=0.0, floor=0.0, tries=1, teachers=1,
+             layer="last", blocks=False, empty="all", samples=10_000)
 
 
 def make_config(preset="fast", **options):
@@ -1074,6 +1075,26 @@ def train(model, config, steps, widths, cooldown, calibration=None, give_up=Fals
             "exact": min(shares.values()) >= config.goal}
 
 
+def retrain(config, device, self_attention, cross_attention, widths, report=lambda **fields: None):
+    """Calibrate, and train a new model with the biases -> model, calibration, what `train` returned for each try.
+
+    The fewest lines come first: they are the strongest bias, and only if the training numbers cannot be learned with
+    them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: there is one try.
+    """
+    results = []
+    for attempt in range(config.tries):
+        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** attempt)
+        calibration = calibrate(rules, self_attention, cross_attention)
+        report(stage=f"retrain, try {attempt + 1}", lines=line_table(calibration))
+        torch.manual_seed(config.seed + 1)
+        model = Transformer(config).to(device)
+        results.append(train(model, config, config.retrain_steps, widths, config.cooldown, calibration,
+                             attempt + 1 < config.tries, report))
+        if results[-1]["exact"]:
+            break
+    return model, calibration, results
+
+
 class Run(NamedTuple):
     record: dict
     model: Transformer
@@ -1084,56 +1105,51 @@ class Run(NamedTuple):
 def run(config, device, force=False, teacher=None, report=lambda **fields: None):
     """Interpolate, calibrate, retrain, evaluate -> Run.
 
-    "abc" trains a vanilla model, the teacher, calibrates on it, and trains a new model with the biases; every other
-    method is trained once. A teacher that is given is not trained again. The fewest lines come first: they are the
-    strongest bias, and only if training numbers cannot be learned with them are weaker ones let in. report receives
-    stage=, then what `train` reports, and lines=. Raises: ValueError when "abc" would calibrate on a model below 99%
-    (not if force).
+    "abc" trains a vanilla model, the teacher, calibrates on it, and retrains; every other method is trained once. A
+    teacher may solve the task without lines; if no retraining succeeds, another one is trained from other weights. One
+    that is given is not trained again. report receives stage=, then what `train` reports, and lines=.
+    Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
     """
-    seconds, trained, calibration = {}, {}, None
+    seconds, trained, calibration, given = {}, {"interpolate": []}, None, teacher
     abc, kind = config.method == "abc", METHODS[config.method].bias
     widths = list(range(config.width, config.width + 1 + (config.spread if kind in ("window", "abc") else 0)))
     pool, held_out = split_numbers(config.seed)
+    first = dataclasses.replace(config, method="vanilla") if abc else config
+    bias = to_device(make_bias(first, config.width), device)
+    sample = lambda numbers, n, seed: [x.to(device) for x in next(batches(first, numbers, n, [config.width], seed))[1:]]
 
     @contextlib.contextmanager
     def stage(name):
         report(stage=name)
         start = time.perf_counter()
         yield
-        seconds[name] = round(time.perf_counter() - start, 2)
+        seconds[name] = round(seconds.get(name, 0) + time.perf_counter() - start, 2)
 
-    with stage("interpolate"):
-        first = dataclasses.replace(config, method="vanilla") if abc else config
-        torch.manual_seed(config.seed)
-        model = teacher or Transformer(first).to(device)
-        if not teacher:
-            plan = ([config.width], 0) if abc else (widths, config.cooldown)
-            trained["interpolate"] = [train(model, first, config.steps, *plan, report=report)]
-        bias = to_device(make_bias(first, config.width), device)
-        sample = lambda numbers, n, seed: next(batches(first, numbers, n, [config.width], seed))[1:]
-        right = exact_match(model, *(x.to(device) for x in sample(held_out, 2000, config.seed + 3)), bias)
-        interpolation = float(right.float().mean())
-        report(interpolation_accuracy=interpolation, n=len(right))
-    if abc:
+    for attempt in range(config.teachers if abc and not given else 1):
+        with stage("interpolate"):
+            torch.manual_seed(config.seed + 10 ** 6 * attempt)
+            model = given or Transformer(first).to(device)
+            if not given:
+                plan = ([config.width], 0) if abc else (widths, config.cooldown)
+                trained["interpolate"].append(train(model, first, config.steps, *plan, report=report))
+            right = exact_match(model, *sample(held_out, 2000, config.seed + 3), bias)
+            interpolation = float(right.float().mean())
+            report(interpolation_accuracy=interpolation, n=len(right))
+        if not abc:
+            break
         if interpolation < 0.99 and not force:
             raise ValueError(f"--method: abc calibrates on a model that interpolates, 99% at least; this one answers "
                              f"{interpolation:.1%} of held-out numbers (train it longer, or --force)")
         with stage("calibrate"):
-            source, target = sample(pool, config.calibration_samples, config.seed + 4)
-            self_attention, cross_attention, _ = collect_attention(model, source.to(device), target.to(device), bias,
-                                                                   config.calibrate_on == "scores")
+            self_attention, cross_attention, _ = collect_attention(
+                model, *sample(pool, config.calibration_samples, config.seed + 4), bias, config.calibrate_on == "scores")
         with stage("retrain"):
-            teacher, trained["retrain"] = model, []
-            for attempt in range(config.tries):
-                rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** attempt)
-                calibration = calibrate(rules, self_attention.cpu(), cross_attention.cpu())
-                report(stage=f"retrain, try {attempt + 1}", lines=line_table(calibration))
-                torch.manual_seed(config.seed + 1)
-                model = Transformer(config).to(device)
-                trained["retrain"].append(train(model, config, config.retrain_steps, widths, config.cooldown,
-                                                calibration, attempt + 1 < config.tries, report))
-                if trained["retrain"][-1]["exact"]:
-                    break
+            teacher = model
+            model, calibration, results = retrain(config, device, self_attention.cpu(), cross_attention.cpu(), widths,
+                                                  report)
+            trained["retrain"] = trained.get("retrain", []) + results
+        if results[-1]["exact"]:
+            break
     with stage("evaluate"):
         found = evaluate(model, config, calibration)
     seconds["total"] = round(sum(seconds.values()), 2)
@@ -1142,7 +1158,7 @@ def run(config, device, force=False, teacher=None, report=lambda **fields: None)
                   source_sha256=source_sha256(), seconds=seconds,
                   examples={name: sum(r["examples"] for r in results) for name, results in trained.items()},
                   tokens={name: sum(r["tokens"] for r in results) for name, results in trained.items()},
-                  tries=len(trained.get("retrain", [])),
+                  teachers=len(trained["interpolate"]), tries=len(trained.get("retrain", [])),
                   interpolation_accuracy=interpolation, lines=line_table(calibration or []), **found)
     return Run(record, model, calibration, teacher)
 
@@ -1672,10 +1688,10 @@ def errors_picture(plt, model, config, calibration, record, length, samples=200)
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
     left.xaxis.get_major_locator().set_params(integer=True)
     left.legend(fontsize=9) if record["chains"] else left.set_title("this task carries nothing")
-    spec, width = TASKS[config.task], max(config.width, length + TASKS[config.task].headroom)
-    operands = [F.pad(a, (0, width - length)) if kind == "number" else a for a, kind in zip(draw_test(
-        config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed)), spec.operands)]
-    source, target = arrange(config.task, operands, config.base, METHODS[config.method].bias == "window")
+    width = max(config.width, length + TASKS[config.task].headroom)
+    operands = draw_test(config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed))
+    source, target = arrange(config.task, pad(config.task, operands, width), config.base,
+                             METHODS[config.method].bias == "window")
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
     right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist(), color=COLOURS[0])
@@ -1873,12 +1889,12 @@ def summary(record):
     """The record as the lines that a run prints."""
     seconds, lines = record["seconds"], record["lines"]
     out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
-           f"{record['examples'].get('interpolate', 0):,} examples, {seconds['interpolate']:.1f} s"]
+           f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
     if lines:
         transparent = sum(line["line"] is None for line in lines)
         out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
                 f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
-        out += [f"retrain      try {record['tries']}, {record['examples']['retrain']:,} examples, "
+        out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
                 f"{seconds['retrain']:.1f} s"]
     out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
             "digits   exact     95% interval         n"]

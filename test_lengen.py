@@ -721,7 +721,7 @@ def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
     record = json.loads(printed)
     assert printed.count("\n") == 1 and record == json.loads((out / "result.json").read_text())
     assert {"task", "method", "preset", "seed", "config", "device", "torch", "source_sha256", "seconds", "examples",
-            "tokens", "tries", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
+            "tokens", "teachers", "tries", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
     assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (10 + 9)
     assert record["accuracy"]["2"]["n"] == 20 and record["config"]["d_model"] == 32
     assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -833,7 +833,8 @@ def test_a_teacher_is_calibrated_on_again(tmp_path, capsys):
     assert run("a") == 0 and run("b", "--teacher", str(tmp_path / "a")) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
     assert first["lines"] == second["lines"] and first["accuracy"] == second["accuracy"]
-    assert "interpolate" in first["examples"] and "interpolate" not in second["examples"]
+    assert first["examples"]["interpolate"] > 0 == second["examples"]["interpolate"]
+    assert (first["teachers"], first["tries"], second["teachers"], second["tries"]) == (2, 6, 0, 3)
     assert run("c", "--teacher", str(tmp_path / "a"), "--seed", "1") == 2
     assert "--seed 0, not 1" in capsys.readouterr().err
 
