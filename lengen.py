@@ -795,7 +795,9 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
         parts = split(attention, line)
         lengths = [len(size) for _, size in parts]
         d = torch.cat([value for value, _ in parts], 1)                                 # (H, L)
-        above = torch.cat([value for value, _ in split((attention > floor).to(d), "mean")], 1)
+        above = torch.ones_like(d)                                                      # share of a line above floor
+        if floor > -INF:
+            above = torch.cat([value for value, _ in split((attention > floor).to(d), "mean")], 1)
         counted = torch.cat([size for _, size in parts]) > support * m                  # (L,)
         may_open = counted & markers.to(d.device) if direction == 0 and markers is not None else counted
         if not counted.any():

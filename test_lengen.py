@@ -472,6 +472,17 @@ def test_corner_lines_do_not_count_with_support():
     assert L.find_lines(uniform, (-1,), kappa=-99, support=0.5).values[-1][0][0, -1] == -INF
 
 
+def test_a_line_that_only_crosses_a_strong_one_is_closed_by_the_floor():
+    attention = torch.zeros(1, 9, 9)
+    attention[0, torch.arange(9), 8 - torch.arange(9)] = 1.0           # one anti-diagonal, crossed by every diagonal
+    attention[0, torch.arange(5), torch.arange(5) + 4] += 0.05         # a faint diagonal, once crossed: mean 0.25
+    kept = lambda floor: (~L.find_lines(attention, (1,), 0.1, support=0.5, floor=floor).values[1][0].isneginf()).sum()
+    mean = lambda: float(L.line_values(attention, 1)[0][0, 8 + 4])
+    assert kept(-L.INF) > 0 and kept(0.2) == 0 and mean() == pytest.approx(0.25)
+    attention[0, torch.arange(5), torch.arange(5) + 4] = 0.25          # the same mean, filled along its length
+    assert kept(0.2) == 1 and mean() == pytest.approx(0.25)
+
+
 def test_blocks_continue_each_operand_by_itself():
     # `$dd|+dd|&` to `$dddd|+dddd|&`: row i reads digit i of both numbers, right to left
     attention = torch.full((1, 3, 7), 0.01)
