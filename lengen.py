@@ -1082,7 +1082,7 @@ def retrain(config, device, self_attention, cross_attention, widths, report=lamb
     """Calibrate, and train a new model with the biases -> model, calibration, what `train` returned for each try.
 
     The fewest lines come first: they are the strongest bias, and only if the training numbers cannot be learned with
-    them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: there is one try.
+    them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: the paper tries once.
     """
     results = []
     for attempt in range(config.tries):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ./run_all.sh quick   every task by every method at small size, and the headline runs: under 20 minutes on two cores
-# ./run_all.sh full    every run behind the README's tables: hours
+# ./run_all.sh quick   every task by every method at small size, and the headline runs
+# ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
 #
 # A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
 # tables are printed at the end. JOBS=2 runs two at a time on half the threads each; seconds then mean little.
