@@ -17,11 +17,12 @@ Read it from top to bottom; each section needs only those above it.
     3. Attention           the one hook:  scores = (q k^T + relative) / sqrt(D) + bias;  0 is neutral, -inf closes
     4. Transformer         methods, configuration, encoder-decoder, greedy decoding
     5. Calibration         collect attention, average along lines, drop off, continue to any size (ABC v2, Eq. 1)
-    6. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
-    7. Consecutive pairs   one attention head, read completely
-    8. Report              records to Markdown tables
-    9. Pictures            of a run or of records; the only part that needs matplotlib
-   10. Command line
+    6. Sparse decoding     only the open keys are read, for very long numbers
+    7. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
+    8. Consecutive pairs   one attention head, read completely
+    9. Report              records to Markdown tables
+   10. Pictures            of a run or of records; the only part that needs matplotlib
+   11. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -903,13 +904,122 @@ def describe(record):
 
 
 # ======================================================================================
-# 6. Train and evaluate
+# 6. Line-sparse decoding: only the open keys are read
+# ======================================================================================
+#
+# A calibrated bias opens a handful of keys a row, whatever the length of the number. The
+# answers are those of the dense model above; nothing but long numbers needs this section.
+
+class OpenKeys(NamedTuple):
+    """Row i may see the keys columns[i], (M, K); values (H, M, K) are added to their scores, -inf where not even they
+    are open to a head."""
+    columns: torch.Tensor
+    values: torch.Tensor
+
+
+def open_keys(lines, M, blocks, empty="all", causal=False):
+    """What `extend_lines` opens, never laid out -> OpenKeys, or None where a head or a row sees everything.
+
+    causal: keys after the query stay closed, as in `causal_bias`.
+    """
+    rows, start = torch.arange(M), 0
+    H = len(next(iter(lines.values.values()))[0])
+    columns, values = [rows * 0], [torch.full((H, M), -INF)]                            # the key of an empty row
+    for b, width in enumerate(blocks):
+        for direction, parts in lines.values.items():
+            for l in (~parts[b].isneginf()).any(0).nonzero().flatten().tolist():
+                column = l + (rows - (lines.rows - 1)) * abs(direction)
+                column = width - 1 - column if direction == -1 else column
+                inside = (column >= 0) & (column < width)
+                columns.append((start + column) * inside)
+                values.append(parts[b][:, l, None].masked_fill(~inside, -INF))
+        start += width
+    columns, values = torch.stack(columns, 1), torch.stack(values, 2)                   # (M, K), (H, M, K)
+    nothing = values.isneginf().all(2)
+    if empty == "all" and nothing.any():
+        return None
+    values[..., 0] = values[..., 0].masked_fill(nothing, 0)
+    same = columns[:, :, None] == columns[:, None, :]                                   # (M, K, K), lines that cross
+    values = values[:, :, None, :].masked_fill(~same, -INF).amax(3)
+    closed = (same & torch.ones_like(same[0]).tril(-1)).any(2)                          # an earlier place holds the key
+    return OpenKeys(columns, values.masked_fill(closed | causal & (columns > rows[:, None]), -INF))
+
+
+def target_length(task, width):
+    """Tokens that an answer to operands of `width` digits has, END included."""
+    return (1 if task == "parity-label" else width) + 1
+
+
+def make_keys(config, width, calibration):
+    """Per decoder layer (self OpenKeys, cross OpenKeys) for operands of `width` digits, the open entries of
+    `make_bias`; None where the method or a head is not sparse."""
+    if not calibration or config.penalty:
+        return None
+    blocks, _ = column_blocks(config.task, width, config.blocks)
+    T = target_length(config.task, width)
+    chosen = calibration if config.layer == "own" else calibration[-1:] * config.n_layer
+    keys = [(open_keys(a, T, [T], config.empty, causal=True), open_keys(b, T, blocks, config.empty)) for a, b in chosen]
+    return None if any(part is None for pair in keys for part in pair) else keys
+
+
+def open_attention(attention, x, memory, keys, rows=slice(None)):
+    """MultiHeadAttention of x (B, T, C), the rows named, over their open keys of memory (B, S, C) alone -> (B, T, C).
+
+    Every query becomes a question of its own, with K keys.
+    """
+    columns, values = keys.columns[rows].to(x.device), keys.values[:, rows].to(x)
+    near = memory[:, columns].flatten(0, 1)                                             # (B T, K, C)
+    bias = values.transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)                   # (B T, H, 1, K)
+    return attention(x.flatten(0, 1)[:, None], near, bias)[0].view_as(x)
+
+
+def sparse_layer(layer, x, past, memory, keys, rows=slice(None)):
+    """`Layer` of x (B, T, C), the rows named; past (B, rows, C) keeps the inputs of self-attention and is written to."""
+    def self_attention(y):
+        past[:, rows] = y
+        return open_attention(layer.self_attention, y, past, keys[0], rows), None
+
+    x, _ = layer.residual(0, x, self_attention)
+    x, _ = layer.residual(1, x, lambda y: (open_attention(layer.cross_attention, y, memory, keys[1], rows), None))
+    return layer.residual(-1, x, lambda y: (layer.feed_forward(y), None))[0]
+
+
+def sparse_logits(model, source, target, keys):
+    """`Transformer.forward` over the open keys: source (B, S), target (B, T) -> logits (B, T, V)."""
+    memory, x = model.embed(source, 0), model.embed(target, 1)
+    for layer, pair in zip(model.decoder, keys):
+        x = sparse_layer(layer, x, torch.empty_like(x), memory, pair)
+    return model.head(model.norm(x))
+
+
+@torch.no_grad()
+def generate_sparse(model, source, limit, keys):
+    """`generate` over the open keys: the time of a digit does not depend on the length of the number. What is kept a
+    digit, C numbers a layer, are the inputs of self-attention, from which its few keys and values are made again."""
+    model.eval()
+    memory = model.embed(source, 0)
+    past = [memory.new_zeros(len(source), limit, memory.shape[2]) for _ in model.decoder]
+    target = torch.full((len(source), limit + 1), TOKEN[START], device=source.device)
+    ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
+    for t in range(limit):
+        x = model.embedding(target[:, t:t + 1])
+        for layer, inputs, pair in zip(model.decoder, past, keys):
+            x = sparse_layer(layer, x, inputs, memory, pair, slice(t, t + 1))
+        target[:, t + 1] = model.head(model.norm(x))[:, 0].argmax(-1)
+        ended |= target[:, t + 1] == TOKEN[END]
+        if ended.all():
+            break
+    return target[:, :t + 2]
+
+
+# ======================================================================================
+# 7. Train and evaluate
 # ======================================================================================
 
 def make_bias(config, width, calibration=None):
     """Bias of the config's method for operands of `width` digits; calibration as `calibrate` returns it for "abc"."""
     task, kind, H = config.task, METHODS[config.method].bias, config.n_head
-    T = (1 if task == "parity-label" else width) + 1
+    T = target_length(task, width)
     blocks, _ = column_blocks(task, width, config.blocks)
     align = kind == "window" and len(TASKS[task].operands) == 2
     S = 2 * width + 3 if align else sum(blocks)
@@ -937,9 +1047,9 @@ def device_name(device):
 
 
 def source_sha256():
-    """Of sections 1 to 7 of this file, on which results depend, without the introduction, the report and the rest."""
+    """Of sections 1 to 8 of this file, on which results depend, without the introduction, the report and the rest."""
     text = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 8. Report")].encode()).hexdigest()
+    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 9. Report")].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -958,15 +1068,17 @@ def share(right):
 
 
 @torch.no_grad()
-def exact_match(model, source, target, bias=None):
-    """(B,) bool: is the greedy answer exactly the target?
+def exact_match(model, source, target, bias=None, keys=None):
+    """(B,) bool: is the greedy answer exactly the target? keys, from `make_keys`, take the place of the bias.
 
     One pass decides it: greedy decoding gives the target if and only if every teacher-forced argmax does, since up to
     the first mistake both see the same tokens.
     """
     model.eval()
-    chunk = max(1, 2 ** 22 // (model.config.n_head * target.shape[1] * source.shape[1]))   # bounds the memory of a pass
-    return torch.cat([(model(s, t[:, :-1], bias).argmax(-1) == t[:, 1:]).all(1)
+    seen = 16 if keys else source.shape[1]                                              # keys a query
+    chunk = max(1, 2 ** 22 // (model.config.n_head * target.shape[1] * seen))           # bounds the memory of a pass
+    logits = lambda s, t: sparse_logits(model, s, t, keys) if keys else model(s, t, bias)
+    return torch.cat([(logits(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
                       for s, t in zip(source.split(chunk), target.split(chunk))])
 
 
@@ -977,13 +1089,14 @@ def evaluate(model, config, calibration=None):
     found = {"accuracy": {}, "chains": {}, "hard": {}}
     for length in sorted({*config.lengths, *config.hard}):
         width = max(config.width, length + spec.headroom)
-        bias = to_device(make_bias(config, width, calibration), device)
+        keys = make_keys(config, width, calibration) if width > 100 else None          # dense is faster below
+        bias = None if keys else to_device(make_bias(config, width, calibration), device)
         samples = config.samples if length <= 100 else config.long_samples
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
 
         def answered(operands):
             source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
-            return exact_match(model, source.to(device), target.to(device), bias).cpu()
+            return exact_match(model, source.to(device), target.to(device), bias, keys).cpu()
 
         if length in config.lengths:
             operands = draw_test(config.task, length, samples, config.base, generator)
@@ -1167,7 +1280,7 @@ def run(config, device, force=False, teacher=None, report=lambda **fields: None)
 
 
 # ======================================================================================
-# 7. Consecutive pairs: one attention head, read completely
+# 8. Consecutive pairs: one attention head, read completely
 # ======================================================================================
 #
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1
@@ -1357,7 +1470,7 @@ def pairs_summary(record):
 
 
 # ======================================================================================
-# 8. Report: records to Markdown tables
+# 9. Report: records to Markdown tables
 # ======================================================================================
 
 # Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
@@ -1530,7 +1643,7 @@ def report(path):
 
 
 # ======================================================================================
-# 9. Pictures of a finished run, or of a file of records
+# 10. Pictures of a finished run, or of a file of records
 # ======================================================================================
 #
 # Only this section needs matplotlib, imported by `pyplot`. Colours tell apart without red
@@ -1774,7 +1887,7 @@ def draw_pictures(folder, groups, question=None):
 
 
 # ======================================================================================
-# 10. Command line
+# 11. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -1802,8 +1915,12 @@ def ask(model, config, calibration, question):
     align = METHODS[config.method].bias == "window"
     source, target = example(config.task, *operands, width=width, base=base, align=align)
     device = next(model.parameters()).device
-    bias = to_device(make_bias(config, width, calibration), device)
-    written = decode(generate(model, encode(source)[None].to(device), len(target) - 1, bias)[0])[1:]
+    keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
+    if keys:
+        tokens = generate_sparse(model, source, len(target) - 1, keys)
+    else:
+        tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
+    written = decode(tokens[0])[1:]
     digits = written.partition(END)[0]
     if END not in written or not set(digits) <= set(VOCAB[:base]):
         return f"no number; the model wrote {written!r}"

@@ -543,7 +543,53 @@ def test_only_correct_examples_are_averaged():
         L.collect_attention(model, source[:1], wrong[:1])
 
 
-# --- 6. training and evaluation -------------------------------------------------------
+# --- 6. sparse decoding ---------------------------------------------------------------
+
+def random_lines(config, seed, share=0.7):
+    """A calibration in which lines of all directions stay open, so that some cross; about a third of the heads lose all."""
+    torch.manual_seed(seed)
+    blocks, markers = L.column_blocks(config.task, config.width)
+    t = L.target_length(config.task, config.width)
+
+    def lines(n, directions, **options):
+        found = L.find_lines(torch.rand(config.n_head, t, n), directions, share, **options)
+        for parts in found.values.values():
+            for part in parts:
+                part[torch.rand(len(part)) < 0.3] = -INF
+        return found
+    return [(lines(t, (1, 0)), lines(sum(blocks), (1, 0, -1), blocks=blocks, markers=markers)) for _ in range(config.n_layer)]
+
+
+@pytest.mark.parametrize("task", ["successor", "addition", "nx1", "parity", "parity-label"])
+@pytest.mark.parametrize("seed", range(3))
+def test_sparse_decoding_equals_the_dense_one(task, seed):
+    config = tiny(task=task, method="abc", norm=("pre", "post")[seed % 2], layer=("own", "last")[seed % 2])
+    calibration = random_lines(config, seed)
+    model, width = L.Transformer(config), config.width + 9
+    bias, keys = L.make_bias(config, width, calibration), L.make_keys(config, width, calibration)
+    _, source, target = next(L.batches(config, torch.arange(100), 5, [width], 0))
+    for dense, sparse in zip(bias.decoder, keys):
+        for matrix, part in zip(dense, sparse):
+            laid = torch.full((config.n_head, *matrix.shape[1:]), -INF)
+            for h, i, k in (~part.values.isneginf()).nonzero().tolist():
+                assert laid[h, i, part.columns[i, k]] == -INF                            # no key twice
+                laid[h, i, part.columns[i, k]] = part.values[h, i, k]
+            torch.testing.assert_close(laid, matrix)
+    with torch.no_grad():
+        torch.testing.assert_close(L.sparse_logits(model, source, target[:, :-1], keys), model(source, target[:, :-1], bias))
+    limit = target.shape[1] - 1
+    assert torch.equal(L.generate_sparse(model, source, limit, keys), L.generate(model, source, limit, bias))
+    assert torch.equal(L.exact_match(model, source, target, None, keys), L.exact_match(model, source, target, bias))
+
+
+def test_sparse_decoding_is_left_where_something_sees_everything():
+    for options in (dict(empty="all"), dict(penalty=5.0)):
+        config = tiny(method="abc", **options)
+        assert L.make_keys(config, 20, random_lines(config, 0, share=9)) is None
+    assert L.make_keys(tiny(method="vanilla"), 20, None) is None
+
+
+# --- 7. training and evaluation -------------------------------------------------------
 
 @pytest.mark.parametrize("correct, n, low, high", [(0, 100, 0, .036993), (50, 100, .403832, .596168),
                                                    (100, 100, .963007, 1), (10_000, 10_000, .999616, 1)])
@@ -634,7 +680,7 @@ def test_evaluation_counts_what_a_perfect_and_a_wrong_model_get():
     assert found["chains"]["2"] == {"0": [72, 81], "1": [8, 8], "2": [1, 1]}
 
 
-# --- 7. consecutive pairs -------------------------------------------------------------
+# --- 8. consecutive pairs -------------------------------------------------------------
 
 @pytest.mark.parametrize("plant, share", [(0.0, 0.031), (0.5, 0.42)])
 def test_labels_say_whether_a_neighbour_is_there(plant, share):
