@@ -18,11 +18,12 @@ Read it from top to bottom; each section needs only those above it.
     4. Transformer         methods, configuration, encoder-decoder, greedy decoding
     5. Calibration         collect attention, average along lines, drop off, continue to any size (ABC v2, Eq. 1)
     6. Sparse decoding     only the open keys are read, for very long numbers
-    7. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
-    8. Consecutive pairs   one attention head, read completely
-    9. Report              records to Markdown tables
-   10. Pictures            of a run or of records; the only part that needs matplotlib
-   11. Command line
+    7. Keeping a run       checkpoints, interruption, locks
+    8. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
+    9. Consecutive pairs   one attention head, read completely
+   10. Report              records to Markdown tables
+   11. Pictures            of a run or of records; the only part that needs matplotlib
+   12. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -49,9 +50,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import math
 import os
+import re
+import signal
 import statistics
 import sys
 import time
@@ -59,9 +63,15 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+try:
+    import fcntl
+except ImportError:                         # Windows: no locks
+    fcntl = None
 
 INF = float("inf")
 
@@ -518,6 +528,8 @@ class Config:
     warmup: int = option(100, "steps of linear warm-up", 1, 10 ** 9)
     steps: int = option(8000, "most steps of the first training", 1, 10 ** 9)
     retrain_steps: int = option(2000, "most steps of the retraining", 1, 10 ** 9)
+    precision: str = option("float32", "of the products in training", choices=("float32", "tf32", "bf16"))
+    compile: bool = option(False, "train with torch.compile")
     every: int = option(50, "steps between checks on held-out numbers", 1, 10 ** 9)
     goal: float = option(0.999, "held-out accuracy at which training has done its work", 0, 1)
     cooldown: float = option(1.0, "steps of falling learning rate after that, as a share of those before", 0, 100)
@@ -537,6 +549,7 @@ class Config:
     layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
     blocks: bool = option(True, "continue lines operand by operand")
     empty: str = option("first", "what a row or head without a line sees", choices=("first", "all"))
+    force: bool = option(False, "calibrate on a model that interpolates less than 99%%, too")
     penalty: float = option(0.0, "subtracted from the scores of closed entries; 0 closes them for good", 0, 1e9)
     # evaluation
     lengths: tuple = option((6, 10, 20, 60), "digits tested", 1, 10 ** 6)
@@ -1013,8 +1026,141 @@ def generate_sparse(model, source, limit, keys):
 
 
 # ======================================================================================
-# 7. Train and evaluate
+# 7. Keeping a run through interruptions
 # ======================================================================================
+#
+# A run is repeated from its start when it is resumed: trainings that were finished give back
+# their weights, the one under way goes on where it was saved, and the rest takes seconds.
+
+FORMAT = 1                                  # of checkpoint.pt
+
+
+class Interrupted(Exception):
+    """A signal has stopped the run, and what it had is saved. The argument is the number of the signal."""
+
+
+def write_file(path, data):
+    """Write beside `path`, then move into place: a half-written file never carries the name."""
+    beside = path.with_name(path.name + ".part")
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def write_checkpoint(path, state):
+    """A dict of tensors and plain values as a torch archive whose zip comment is the SHA-256 of all before it."""
+    buffer = io.BytesIO()
+    torch.save(dict(state, format=FORMAT), buffer)
+    body = buffer.getvalue()[:-2] + (64).to_bytes(2, "little")                          # the length of the comment
+    write_file(path, body + hashlib.sha256(body).hexdigest().encode())
+
+
+def read_checkpoint(path):
+    """-> what `write_checkpoint` wrote. Raises: ValueError, in one line, for anything else."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if data[-64:] != hashlib.sha256(data[:-64]).hexdigest().encode():
+        raise ValueError(f"{str(path)!r} is damaged, or no checkpoint of this program")
+    try:
+        state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception:                                   # torch's own text advises to turn the safety off: not shown
+        raise ValueError(f"{str(path)!r} is no checkpoint of this program") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"{str(path)!r} has another format than {FORMAT}, the one of this program")
+    return state
+
+
+class Keeper:
+    """Saves the trainings of a run, finished ones and the one under way, to DIR/checkpoint.pt every `every` steps; by
+    default nothing. `signal`, once set, makes the next step save, too, and raise Interrupted."""
+
+    def __init__(self, path=None, config=None, every=0, state=None):
+        self.path, self.config, self.every, self.signal = path, config, every, None
+        self.finished, self.current = (state or {}).get("finished", {}), (state or {}).get("current")
+
+    def save(self):
+        write_checkpoint(self.path, dict(config=self.config, finished=self.finished, current=self.current))
+
+    def resume(self, name, parts, generator):
+        """Put parts (name -> module or optimizer) and random states back -> counters, or None for a new training."""
+        if not self.current or self.current["name"] != name:
+            return None
+        for key, part in parts.items():
+            part.load_state_dict(self.current["parts"][key])
+        generator.set_state(self.current["generator"])
+        torch.set_rng_state(self.current["random"])
+        if self.current["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(self.current["cuda"])
+        return self.current["counters"]
+
+    def step(self, name, parts, generator, counters):
+        """To be called after every step; saves when it is time. Raises: Interrupted; FloatingPointError in place of
+        saving weights that are nan or inf."""
+        if self.path and (self.signal or self.every and counters["step"] % self.every == 0):
+            if not all(x.isfinite().all() for x in parts["model"].parameters()):
+                raise FloatingPointError(f"weights are nan or inf after step {counters['step']}")
+            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+            self.current = dict(name=name, counters=counters, parts={key: part.state_dict() for key, part in parts.items()},
+                                generator=generator.get_state(), random=torch.get_rng_state(), cuda=cuda)
+            self.save()
+        self.check()
+
+    def check(self):
+        if self.signal:
+            raise Interrupted(self.signal)
+
+    def finish(self, name, model, result):
+        if self.path:
+            self.finished[name], self.current = dict(model=model.state_dict(), result=result), None
+            self.save()
+
+    @contextlib.contextmanager
+    def signals(self):
+        """Ctrl-C and SIGTERM set `signal` meanwhile; a second one stops at once."""
+        def stop(number, frame):
+            self.signal = number
+            signal.signal(number, before[number])
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def locked(folder):
+    """One run a folder: the system gives the lock of a dead process free. Raises: ValueError when another one has it."""
+    with open(folder / "lock", "a+", encoding="utf-8") as file:
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ValueError(f"--out: process {file.read() or '?'} is at work in {str(folder)!r}") from None
+        file.truncate(0)
+        print(os.getpid(), end="", file=file, flush=True)
+        for left in folder.glob("*.part"):
+            left.unlink()
+        yield
+
+
+# ======================================================================================
+# 8. Train and evaluate
+# ======================================================================================
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def silent(**fields):
+    """A report that goes nowhere."""
+
 
 def make_bias(config, width, calibration=None):
     """Bias of the config's method for operands of `width` digits; calibration as `calibrate` returns it for "abc"."""
@@ -1047,9 +1193,9 @@ def device_name(device):
 
 
 def source_sha256():
-    """Of sections 1 to 8 of this file, on which results depend, without the introduction, the report and the rest."""
+    """Of sections 1 to 9 of this file, on which results depend, without the introduction, the report and the rest."""
     text = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 9. Report")].encode()).hexdigest()
+    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 10. Report")].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -1082,17 +1228,18 @@ def exact_match(model, source, target, bias=None, keys=None):
                       for s, t in zip(source.split(chunk), target.split(chunk))])
 
 
-def evaluate(model, config, calibration=None):
+def evaluate(model, config, calibration=None, report=silent):
     """Exact match at the config's lengths -> {"accuracy": {length: share}, "chains": {length: {longest run of carries:
     [correct, n]}}, "hard": {length: {name in `draw_hard`: share}}}; all keys are strings, shares as `share` gives."""
     spec, device, align = TASKS[config.task], next(model.parameters()).device, METHODS[config.method].bias == "window"
     found = {"accuracy": {}, "chains": {}, "hard": {}}
     for length in sorted({*config.lengths, *config.hard}):
+        report(digits=length)
         width = max(config.width, length + spec.headroom)
         keys = make_keys(config, width, calibration) if width > 100 else None          # dense is faster below
         bias = None if keys else to_device(make_bias(config, width, calibration), device)
         samples = config.samples if length <= 100 else config.long_samples
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + length)
+        generator = seeded(config.seed * 1_000_003 + length)
 
         def answered(operands):
             source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
@@ -1111,9 +1258,8 @@ def evaluate(model, config, calibration=None):
     return found
 
 
-def batches(config, numbers, B, widths, seed):
-    """Endless training batches (width, source, target), the same for the same seed whatever the method."""
-    generator = torch.Generator().manual_seed(seed)
+def batches(config, numbers, B, widths, generator):
+    """Endless training batches (width, source, target), the same for the same generator whatever the method."""
     align = METHODS[config.method].bias == "window"
     while True:
         width = widths[int(torch.randint(len(widths), (1,), generator=generator))]
@@ -1125,87 +1271,158 @@ def held_out_checks(config, numbers, widths, hard):
     """Batches (width, source, target) that decide when training has done its work: 768 random questions in all, and
     with `hard` one more batch, the hard sets of the longest length that training covers completely."""
     checked = sorted({widths[0], widths[len(widths) // 2], widths[-1]})
-    checks = [next(batches(config, numbers, 768 // len(checked), [width], config.seed + 1)) for width in checked]
+    checks = [next(batches(config, numbers, 768 // len(checked), [width], seeded(config.seed + 1)))
+              for width in checked]
     if hard:
         digits = natural_width(config.task, config.base) - TASKS[config.task].headroom - 1
-        generator = torch.Generator().manual_seed(config.seed + 1)
-        sets = draw_hard(config.task, digits, 50, config.base, generator).values()
+        sets = draw_hard(config.task, digits, 50, config.base, seeded(config.seed + 1)).values()
         operands = pad(config.task, [torch.cat(parts) for parts in zip(*sets)], widths[0])
         align = METHODS[config.method].bias == "window"
         checks.append((widths[0], *arrange(config.task, operands, config.base, align)))
     return checks
 
 
-def train(model, config, steps, widths, cooldown, calibration=None, give_up=False, report=lambda **fields: None):
-    """Train until `config.goal` of the held-out numbers are exact, then let the learning rate fall to zero over
-    `cooldown` times as many steps -> {"steps", "examples", "tokens", "exact"}. The model ends as the average of its
-    last weights; "exact" says whether that one reaches the goal. With a cool-down, methods that bias with lines have to
-    answer hard numbers of the training length, too.
+class Plan(NamedTuple):
+    """How long to train on what."""
+    steps: int                              # at most, cool-down included
+    widths: list                            # digits that operands are padded to; one is drawn for each batch
+    cooldown: float = 0.0                   # steps of falling learning rate, as a share of those before
+    give_up: bool = False                   # stop where the cool-down would come without success
 
-    Without these the numbers look learned too soon: an answer of 60 digits meets rare cases that 700 short ones did
-    not show. At most `steps`, cool-down included. give_up: stop where the cool-down would come without success, or
-    earlier when five checks brought no better. Only numbers of the training range are looked at.
+
+def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(), name="train"):
+    """Train until `config.goal` of the held-out numbers are exact, then let the learning rate fall to zero ->
+    {"steps", "examples", "tokens", "seconds", "exact"}. The model ends as the average of its last weights; "exact" says
+    whether that one reaches the goal.
+
+    With a cool-down, methods that bias with lines have to answer hard numbers of the training length, too; without
+    these the numbers look learned too soon: an answer of 60 digits meets rare cases that 700 short ones did not show.
+    Only numbers of the training range are looked at. plan.give_up also stops when five checks have brought no better.
     report(step=, of=, loss=, accuracy=, hard=) comes at every check. Raises: FloatingPointError when the loss is nan
-    or inf.
+    or inf; Interrupted.
     """
+    if name in keeper.finished:
+        model.load_state_dict(keeper.finished[name]["model"])
+        return keeper.finished[name]["result"]
     device = next(model.parameters()).device
     pool, held_out = split_numbers(config.seed)
-    biases = {width: to_device(make_bias(config, width, calibration), device) for width in widths}
-    hard = cooldown > 0 and METHODS[config.method].bias in ("window", "abc")
-    checks = held_out_checks(config, held_out, widths, hard)
+    biases = {width: to_device(make_bias(config, width, calibration), device) for width in plan.widths}
+    hard = plan.cooldown > 0 and with_lines(config)
+    checks = held_out_checks(config, held_out, plan.widths, hard)
     optimizer = torch.optim.Adam(model.parameters(), config.lr, (0.9, 0.98), fused=device.type in ("cpu", "cuda"))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
-    reached, end, tokens = steps / (1 + cooldown), steps, 0           # the cool-down begins at `reached`
-    accuracies = []
-    for step, (width, source, target) in enumerate(batches(config, pool, config.batch, widths, config.seed + 2), 1):
-        warm, cool = step / config.warmup, (end - step + 1) / (end - reached + 1)
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1, warm, cool)
-        model.train()
-        source, target = source.to(device), target.to(device)
-        logits = model(source, target[:, :-1], biases[width])
-        loss = F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
-        if (device.type == "cpu" or step % config.every == 0) and not loss.isfinite():
-            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    parts, generator = dict(model=model, optimizer=optimizer, average=average), seeded(config.seed + 2)
+    now = keeper.resume(name, parts, generator) or dict(
+        step=0, reached=plan.steps / (1 + plan.cooldown), end=plan.steps,               # the cool-down begins at `reached`
+        tokens=0, seconds=0.0, accuracies=[])
+    forward = torch.compile(model, dynamic=True) if config.compile else model
+    start = time.perf_counter() - now["seconds"]
+    for width, source, target in batches(config, pool, config.batch, plan.widths, generator):
+        now["step"] += 1
+        warm, cool = now["step"] / config.warmup, (now["end"] - now["step"] + 1) / (now["end"] - now["reached"] + 1)
+        loss = train_step(forward, optimizer, config.lr * min(1, warm, cool), source, target, biases[width],
+                          config.precision == "bf16")
         average.update_parameters(model)
-        tokens += source.numel() + target[:, 1:].numel()
-        last = step >= (reached if give_up and end == steps else end)
-        if step % config.every == 0 or last:
-            right = [exact_match(average.module, s.to(device), t.to(device), biases[w]) for w, s, t in checks]
-            shares = {"hard": float(right.pop().float().mean())} if hard else {}
-            shares["accuracy"] = float(torch.cat(right).float().mean())
-            accuracies.append(shares["accuracy"])
-            report(step=step, of=end, loss=float(loss.detach()), **shares)
-            if min(shares.values()) >= config.goal and step < reached:
-                reached, end = step, min(steps, round(step * (1 + cooldown)))
-            before = max(accuracies[:-5], default=0)
-            last |= give_up and end == steps and max(accuracies[-5:]) <= before and 0 < before < config.goal
-        if last or step >= end:
+        now["tokens"] += source.numel() + target[:, 1:].numel()
+        untaught = plan.give_up and now["end"] == plan.steps
+        done = now["step"] >= (now["reached"] if untaught else now["end"])
+        checking = now["step"] % config.every == 0 or done
+        if (checking or device.type == "cpu") and not loss.isfinite():                  # a GPU is not waited for
+            raise FloatingPointError(f"the loss is {float(loss)} at step {now['step']}")
+        if checking:
+            shares = check_shares(average.module, checks, biases, hard)
+            report(step=now["step"], of=now["end"], loss=float(loss), **shares)
+            now["accuracies"].append(shares["accuracy"])
+            if min(shares.values()) >= config.goal and now["step"] < now["reached"]:
+                now.update(reached=now["step"], end=min(plan.steps, round(now["step"] * (1 + plan.cooldown))))
+            done |= plan.give_up and now["end"] == plan.steps and stuck(now["accuracies"], config.goal)
+            done |= now["step"] >= now["end"]
+        now["seconds"] = time.perf_counter() - start
+        if done:
             break
+        keeper.step(name, parts, generator, now)
     model.load_state_dict(average.module.state_dict())
-    return {"steps": step, "examples": step * config.batch, "tokens": tokens,
-            "exact": min(shares.values()) >= config.goal}
+    result = {"steps": now["step"], "examples": now["step"] * config.batch, "tokens": now["tokens"],
+              "seconds": round(now["seconds"], 2), "exact": min(shares.values()) >= config.goal}
+    keeper.finish(name, model, result)
+    return result
 
 
-def retrain(config, device, self_attention, cross_attention, widths, report=lambda **fields: None):
-    """Calibrate, and train a new model with the biases -> model, calibration, what `train` returned for each try.
+def processes():
+    """-> number of this process, number of processes that share each batch (started by torchrun)."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def average_over_processes(tensors):
+    """Put the mean over all processes into the tensors."""
+    _, count = processes()
+    if count > 1:
+        flat = torch.cat([x.flatten() for x in tensors])
+        dist.all_reduce(flat)
+        for x, mean in zip(tensors, (flat / count).split([x.numel() for x in tensors])):
+            x.copy_(mean.view_as(x))
+
+
+def train_step(model, optimizer, lr, source, target, bias, bf16=False):
+    """One step on this process's part of a batch -> the loss, which a GPU may still be at work on."""
+    device, (number, count) = bias.decoder[0][0].device, processes()
+    source, target = (x[number::count].to(device, non_blocking=True) for x in (source, target))
+    model.train()
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        logits = model(source, target[:, :-1], bias)
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    weights = [x for group in optimizer.param_groups for x in group["params"]]
+    loss = loss.detach()
+    average_over_processes([x.grad for x in weights] + [loss])
+    nn.utils.clip_grad_norm_(weights, 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return loss
+
+
+def check_shares(model, checks, biases, hard):
+    """Shares exact: "accuracy" of all random held-out questions and, with `hard`, "hard" of the last batch."""
+    device = next(model.parameters()).device
+    right = [exact_match(model, source.to(device), target.to(device), biases[width]) for width, source, target in checks]
+    shares = {"hard": float(right.pop().float().mean())} if hard else {}
+    return shares | {"accuracy": float(torch.cat(right).float().mean())}
+
+
+def stuck(accuracies, goal):
+    """Have the last five checks brought nothing better, short of the goal?"""
+    before = max(accuracies[:-5], default=0)
+    return max(accuracies[-5:]) <= before and 0 < before < goal
+
+
+def with_lines(config):
+    """Does the method bias with lines, so that only the place of a key counts and not the length of the number?"""
+    return METHODS[config.method].bias in ("window", "abc")
+
+
+def widths_of(config):
+    """Widths to train on: several teach a model with lines that numbers go on."""
+    return list(range(config.width, config.width + 1 + (config.spread if with_lines(config) else 0)))
+
+
+def retrain(config, device, attention, attempt=0, report=silent, keeper=Keeper()):
+    """Calibrate on averaged attention (self, cross), and train a new model with the biases -> model, calibration, what
+    `train` returned for each try.
 
     The fewest lines come first: they are the strongest bias, and only if the training numbers cannot be learned with
     them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: the paper tries once.
     """
     results = []
-    for attempt in range(config.tries):
-        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** attempt)
-        calibration = calibrate(rules, self_attention, cross_attention)
-        report(stage=f"retrain, try {attempt + 1}", lines=line_table(calibration))
+    for n in range(config.tries):
+        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** n)
+        calibration = calibrate(rules, *attention)
+        report(stage=f"retrain, try {n + 1}", lines=line_table(calibration))
         torch.manual_seed(config.seed + 1)
         model = Transformer(config).to(device)
-        results.append(train(model, config, config.retrain_steps, widths, config.cooldown, calibration,
-                             attempt + 1 < config.tries, report))
+        plan = Plan(config.retrain_steps, widths_of(config), config.cooldown, n + 1 < config.tries)
+        results.append(train(model, config, plan, calibration, report, keeper, f"retrain {attempt}.{n}"))
         if results[-1]["exact"]:
             break
     return model, calibration, results
@@ -1218,69 +1435,71 @@ class Run(NamedTuple):
     teacher: Optional[Transformer]          # "abc": the model that interpolates
 
 
-def run(config, device, force=False, teacher=None, report=lambda **fields: None):
-    """Interpolate, calibrate, retrain, evaluate -> Run.
+def sample(config, numbers, n, seed, device):
+    """n questions at the training width -> source, target on the device."""
+    _, source, target = next(batches(config, numbers, n, [config.width], seeded(seed)))
+    return source.to(device), target.to(device)
 
-    "abc" trains a vanilla model, the teacher, calibrates on it, and retrains; every other method is trained once. A
-    teacher may solve the task without lines; if no retraining succeeds, another one is trained from other weights. One
-    that is given is not trained again. report receives stage=, then what `train` reports, and lines=.
-    Raises: ValueError when "abc" would calibrate on a model below 99% (not if force).
+
+def learn(config, device, report=silent, keeper=Keeper()):
+    """Interpolate and, for "abc", calibrate and retrain -> model, calibration, teacher, results of `train` by stage,
+    interpolation accuracy, seconds of the calibration.
+
+    A teacher may solve the task without lines; if no retraining succeeds, another one is trained from other weights.
     """
-    seconds, trained, calibration, given = {}, {"interpolate": []}, None, teacher
-    abc, kind = config.method == "abc", METHODS[config.method].bias
-    widths = list(range(config.width, config.width + 1 + (config.spread if kind in ("window", "abc") else 0)))
-    pool, held_out = split_numbers(config.seed)
+    abc, results, seconds = config.method == "abc", {"interpolate": []}, 0.0
     first = dataclasses.replace(config, method="vanilla") if abc else config
-    bias = to_device(make_bias(first, config.width), device)
-    sample = lambda numbers, n, seed: [x.to(device) for x in next(batches(first, numbers, n, [config.width], seed))[1:]]
-
-    @contextlib.contextmanager
-    def stage(name):
-        report(stage=name)
-        start = time.perf_counter()
-        yield
-        seconds[name] = round(seconds.get(name, 0) + time.perf_counter() - start, 2)
-
-    for attempt in range(config.teachers if abc and not given else 1):
-        with stage("interpolate"):
-            torch.manual_seed(config.seed + 10 ** 6 * attempt)
-            model = given or Transformer(first).to(device)
-            if not given:
-                plan = ([config.width], 0) if abc else (widths, config.cooldown)
-                trained["interpolate"].append(train(model, first, config.steps, *plan, report=report))
-            right = exact_match(model, *sample(held_out, 2000, config.seed + 3), bias)
-            interpolation = float(right.float().mean())
-            report(interpolation_accuracy=interpolation, n=len(right))
+    bias, (pool, held_out) = to_device(make_bias(first, config.width), device), split_numbers(config.seed)
+    plan = Plan(config.steps, [config.width]) if abc else Plan(config.steps, widths_of(config), config.cooldown)
+    for attempt in range(config.teachers):
+        report(stage="interpolate")
+        torch.manual_seed(config.seed + 10 ** 6 * attempt)
+        model = Transformer(first).to(device)
+        results["interpolate"].append(train(model, first, plan, None, report, keeper, f"interpolate {attempt}"))
+        right = exact_match(model, *sample(first, held_out, 2000, config.seed + 3, device), bias)
+        accuracy = float(right.float().mean())
+        report(interpolation_accuracy=accuracy, n=len(right))
         if not abc:
-            break
-        if interpolation < 0.99 and not force:
+            return model, None, None, results, accuracy, seconds
+        if accuracy < 0.99 and not config.force:
             raise ValueError(f"--method: abc calibrates on a model that interpolates, 99% at least; this one answers "
-                             f"{interpolation:.1%} of held-out numbers (train it longer, or --force)")
-        with stage("calibrate"):
-            self_attention, cross_attention, _ = collect_attention(
-                model, *sample(pool, config.calibration_samples, config.seed + 4), bias, config.calibrate_on == "scores")
-        with stage("retrain"):
-            teacher = model
-            model, calibration, results = retrain(config, device, self_attention.cpu(), cross_attention.cpu(), widths,
-                                                  report)
-            trained["retrain"] = trained.get("retrain", []) + results
-        if results[-1]["exact"]:
+                             f"{accuracy:.1%} of held-out numbers (train it longer, or --force)")
+        start, teacher = time.perf_counter(), model
+        attention = collect_attention(model, *sample(first, pool, config.calibration_samples, config.seed + 4, device),
+                                      bias, config.calibrate_on == "scores")[:2]
+        seconds += time.perf_counter() - start
+        model, calibration, tried = retrain(config, device, [a.cpu() for a in attention], attempt, report, keeper)
+        results["retrain"] = results.get("retrain", []) + tried
+        if tried[-1]["exact"] or not results["interpolate"][-1]["steps"]:               # no steps: given, not trained
             break
-    with stage("evaluate"):
-        found = evaluate(model, config, calibration)
-    seconds["total"] = round(sum(seconds.values()), 2)
+    return model, calibration, teacher, results, accuracy, seconds
+
+
+def run(config, device, report=silent, keeper=Keeper()):
+    """`learn`, then evaluate -> Run. report receives stage=, then what `train` reports, and lines=.
+
+    Raises: ValueError when "abc" would calibrate on a model below 99% (not with config.force); Interrupted.
+    """
+    model, calibration, teacher, trained, accuracy, calibrating = learn(config, device, report, keeper)
+    report(stage="evaluate")
+    start = time.perf_counter()
+    found = evaluate(model, config, calibration, report)
+    sums = {key: {name: sum(r[key] for r in results) for name, results in trained.items()}
+            for key in ("seconds", "examples", "tokens")}
+    seconds = sums["seconds"] | ({"calibrate": calibrating} if calibration else {})
+    seconds["evaluate"] = time.perf_counter() - start
+    seconds["total"] = sum(seconds.values())
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=source_sha256(), seconds=seconds,
-                  examples={name: sum(r["examples"] for r in results) for name, results in trained.items()},
-                  tokens={name: sum(r["tokens"] for r in results) for name, results in trained.items()},
-                  teachers=len(trained["interpolate"]), tries=len(trained.get("retrain", [])),
-                  interpolation_accuracy=interpolation, lines=line_table(calibration or []), **found)
+                  source_sha256=source_sha256(), seconds={name: round(value, 2) for name, value in seconds.items()},
+                  examples=sums["examples"], tokens=sums["tokens"],
+                  teachers=sum(r["steps"] > 0 for r in trained["interpolate"]), tries=len(trained.get("retrain", [])),
+                  interpolation_accuracy=accuracy, lines=line_table(calibration or []), **found)
     return Run(record, model, calibration, teacher)
 
 
 # ======================================================================================
-# 8. Consecutive pairs: one attention head, read completely
+# 9. Consecutive pairs: one attention head, read completely
 # ======================================================================================
 #
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1
@@ -1344,7 +1563,7 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
     return (F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))) if dummy else (tokens, labels)
 
 
-def train_pairs(config, seed, device, report=lambda **fields: None):
+def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
     """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss.
 
     Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's epochs are.
@@ -1353,8 +1572,12 @@ def train_pairs(config, seed, device, report=lambda **fields: None):
     model, generator = PairsModel(config).to(device), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), config.lr)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
-    total = 0.0
-    for step in range(1, config.steps + 1):
+    name, parts = f"seed {seed}", dict(model=model, optimizer=optimizer, schedule=schedule)
+    if name in keeper.finished:
+        model.load_state_dict(keeper.finished[name]["model"])
+        return model
+    now = keeper.resume(name, parts, generator) or dict(step=0, total=0.0)
+    for step in range(now["step"] + 1, config.steps + 1):
         tokens, labels = draw_pairs(config.batch, config.length, config.d_vocab, generator, config.plant, config.dummy)
         loss = F.binary_cross_entropy_with_logits(model(tokens.to(device)), labels.to(device).float())
         if not loss.isfinite():
@@ -1362,11 +1585,13 @@ def train_pairs(config, seed, device, report=lambda **fields: None):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        total += float(loss.detach())
+        now.update(step=step, total=now["total"] + float(loss.detach()))
         if step % 100 == 0:
-            schedule.step(total / 100)
-            report(step=step, of=config.steps, loss=total / 100)
-            total = 0.0
+            schedule.step(now["total"] / 100)
+            report(step=step, of=config.steps, loss=now["total"] / 100)
+            now["total"] = 0.0
+        keeper.step(name, parts, generator, now)
+    keeper.finish(name, model, None)
     return model
 
 
@@ -1433,13 +1658,13 @@ def cyclic_construction(d_vocab):
     return point(angle + math.pi * (index % 2)), point(angle + math.pi * ((index + 1) % 2))
 
 
-def run_pairs(config, device, report=lambda **fields: None):
+def run_pairs(config, device, report=silent, keeper=Keeper()):
     """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
     best model). Best: most whole sequences right, as the source chooses."""
     start, results, models = time.perf_counter(), [], []
     for seed in range(config.seed, config.seed + config.seeds):
         report(stage=f"seed {seed}")
-        model = train_pairs(config, seed, device, report)
+        model = train_pairs(config, seed, device, report, keeper)
         queries, keys = query_key(model)
         scores, circle = queries @ keys.T, config.d_head == 2
         results.append(dict(
@@ -1470,7 +1695,7 @@ def pairs_summary(record):
 
 
 # ======================================================================================
-# 9. Report: records to Markdown tables
+# 10. Report: records to Markdown tables
 # ======================================================================================
 
 # Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
@@ -1643,7 +1868,7 @@ def report(path):
 
 
 # ======================================================================================
-# 10. Pictures of a finished run, or of a file of records
+# 11. Pictures of a finished run, or of a file of records
 # ======================================================================================
 #
 # Only this section needs matplotlib, imported by `pyplot`. Colours tell apart without red
@@ -1875,7 +2100,7 @@ def draw_pictures(folder, groups, question=None):
             models.insert(0, ("vanilla", teacher, teacher.config, None))
             pool, _ = split_numbers(config.seed)
             source, target = next(batches(teacher.config, pool, config.calibration_samples, [config.width],
-                                          config.seed + 4))[1:]
+                                          seeded(config.seed + 4)))[1:]
             attention = collect_attention(teacher, source, target, make_bias(teacher.config, config.width))[:2]
             figures |= {f"bias-layer{n + 1}": bias_picture(plt, config, calibration, attention, n)
                         for n in range(config.n_layer)}
@@ -1887,7 +2112,7 @@ def draw_pictures(folder, groups, question=None):
 
 
 # ======================================================================================
-# 11. Command line
+# 12. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -1927,39 +2152,50 @@ def ask(model, config, calibration, question):
     return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
 
 
-def save(path, write):
-    """Write beside `path`, then move into place, so that a half-written file never carries its name."""
-    beside = path.with_name(path.name + ".part")
-    with open(beside, "wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+def read_run(folder, asked_by):
+    """DIR/checkpoint.pt -> (state, config). Raises: ValueError when it holds no run of this program."""
+    try:
+        state = read_checkpoint(Path(folder) / "checkpoint.pt")
+        kind = PairsConfig if state["config"]["task"] == "consecutive" else Config
+        fields = {field.name: tuple if isinstance(field.default, tuple) else lambda value: value
+                  for field in dataclasses.fields(kind)}
+        if fields.keys() != state["config"].keys():
+            raise ValueError(f"the run in {str(folder)!r} has other options than this program")
+        return state, kind(**{name: form(state["config"][name]) for name, form in fields.items()})
+    except ValueError as error:
+        raise ValueError(f"{asked_by}: {error}") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program") from None
+
+
+def build(kind, config, weights):
+    """A model with weights from a file; nothing is allocated for those that do not fit. Raises: ValueError."""
+    with torch.device("meta"):
+        model = kind(config)
+    model.load_state_dict(weights, assign=True)
+    if not all(x.isfinite().all() for x in model.parameters()):
+        raise ValueError("weights are nan or inf")
+    return model.eval()
 
 
 def load(folder, asked_by="--from"):
     """A finished run's folder -> (model, config, calibration, teacher). Raises: ValueError when it holds none."""
-    path = Path(folder) / "checkpoint.pt"
-    if not path.is_file():
-        raise ValueError(f"{asked_by}: no finished run in {str(folder)!r}: checkpoint.pt is missing")
+    state, config = read_run(folder, asked_by)
+    if "model" not in state:
+        raise ValueError(f"{asked_by}: the run in {str(folder)!r} is not finished; go on with --resume {folder}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        kind = PairsConfig if state["config"]["task"] == "consecutive" else Config
-        names = {field.name: isinstance(field.default, tuple) for field in dataclasses.fields(kind)}
-        config = kind(**{name: tuple(state["config"][name]) if many else state["config"][name]
-                         for name, many in names.items()})
-        if kind is PairsConfig:
-            model = PairsModel(config)
-            model.load_state_dict(state["model"])
-            return model.eval(), config, None, None
-        model, teacher = Transformer(config), Transformer(dataclasses.replace(config, method="vanilla"))
-        model.load_state_dict(state["model"])
-        teacher.load_state_dict(state["teacher"]) if state["teacher"] else None
-        calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]] or None
-    except Exception as error:                          # torch's own text advises to turn the safety off: not shown
-        kind = type(error).__name__
-        raise ValueError(f"{asked_by}: {str(path)!r} is not a model of this program ({kind})") from None
-    return model.eval(), config, calibration, teacher if state["teacher"] else None
+        if isinstance(config, PairsConfig):
+            return build(PairsModel, config, state["model"]), config, None, None
+        model, calibration = build(Transformer, config, state["model"]), None
+        teacher = dataclasses.replace(config, method="vanilla")
+        teacher = build(Transformer, teacher, state["teacher"]) if state["teacher"] else None
+        if state["calibration"]:
+            calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]]
+            make_bias(config, config.width, calibration)
+    except Exception as error:
+        reason = str(error) if type(error) is ValueError else type(error).__name__
+        raise ValueError(f"{asked_by}: the model in {str(folder)!r} does not fit its options ({reason})") from None
+    return model, config, calibration, teacher
 
 
 def load_teacher(folder, config):
@@ -1977,13 +2213,16 @@ def load_teacher(folder, config):
 class Progress:
     """Progress to stderr, one live line on a terminal and plain lines otherwise; every report to log.jsonl."""
 
-    def __init__(self, path, quiet):
-        self.log, self.quiet, self.live = open(path, "w", encoding="utf-8"), quiet, sys.stderr.isatty()
-        self.start, self.stage = time.perf_counter(), ""
+    def __init__(self, path, quiet, keeper):
+        self.log, self.quiet, self.live = open(path, "a+b"), quiet, sys.stderr.isatty()
+        self.start, self.stage, self.keeper = time.perf_counter(), "", keeper
+        self.log.seek(0)
+        self.log.truncate(self.log.read().rfind(b"\n") + 1)                             # what a killed run left half
 
     def __call__(self, **fields):
+        self.keeper.check()
         seconds = time.perf_counter() - self.start
-        self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}) + "\n")
+        self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}).encode() + b"\n")
         self.log.flush()
         if "stage" in fields:
             self.stage, self.begun = fields["stage"], seconds
@@ -2047,10 +2286,14 @@ def parser():
         p.add_argument(flag(field.name), help=f"{field.metadata['help']} (default: {field.default})", **how)
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
+    p.add_argument("--save-every", type=int, default=200, help="steps between checkpoints (default: 200)")
+    p.add_argument("--resume", help="folder of an interrupted run to go on with")
     p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     p.add_argument("--teacher", help="abc: folder of a run whose first model is calibrated on again, not trained")
     p.add_argument("--record", help="file to append the record to as one line; a run that it holds is not run again")
-    p.add_argument("--force", action="store_true", help="calibrate below 99%% interpolation, too")
+    p.add_argument("--deterministic", action="store_true", help="only algorithms that give the same result each time")
+    p.add_argument("--debug", action="store_true", help="show where an error comes from")
+    p.add_argument("--eval", help="folder of a finished run to test on other --lengths, --hard, --samples")
     p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
     p.add_argument("--quiet", action="store_true", help="no progress on stderr")
     p.add_argument("--report", help="file of records, one a line, to print as Markdown tables")
@@ -2077,23 +2320,28 @@ def read_config(options):
     return PairsConfig(**given) if kind is PairsConfig else make_config(**given)
 
 
-def new_folder(stem, out, overwrite):
-    """The run's folder, made; a fresh one under runs/ unless named. Raises: ValueError when it holds another run."""
+def new_folder(stem, out):
+    """The run's folder, made if it is not there; a fresh one under runs/ unless named. Raises: ValueError."""
     if out is None:
         stem = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = next(path for n in range(1, 10 ** 6) if not (path := Path("runs", stem + f"-{n}" * (n > 1))).exists())
     else:
         folder = Path(out)
-    held = [folder / name for name in ("result.json", "checkpoint.pt") if (folder / name).exists()]
-    if held and not overwrite:
-        raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder or add --overwrite")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out: {str(folder)!r} cannot be a folder: {error.strerror}") from None
+    return folder
+
+
+def clear(folder, overwrite):
+    """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
+    held = [folder / name for name in ("result.json", "checkpoint.pt", "log.jsonl") if (folder / name).exists()]
+    if not overwrite and any(path.suffix != ".jsonl" for path in held):
+        raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go on "
+                         f"with --resume")
     for path in held:
         path.unlink()
-    return folder
 
 
 def is_recorded(config, path):
@@ -2103,40 +2351,137 @@ def is_recorded(config, path):
     return any(wanted.items() <= json.loads(line).items() for line in lines)
 
 
+def limit_memory():
+    """On Linux, make an allocation beyond the memory that is free fail, or the system kills the process."""
+    try:
+        import resource
+        free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
+        resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(free[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    except (ImportError, OSError, TypeError, ValueError):
+        pass
+
+
+def prepare(options, config):
+    """Device and settings of this process -> torch.device. Raises: ValueError."""
+    device = pick_device(options["device"])
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:                                        # started by torchrun
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if config.batch % processes()[1]:
+        raise ValueError(f"--batch: {config.batch} examples cannot be shared by {processes()[1]} processes")
+    if options["save_every"] < 1:
+        raise ValueError(f"--save-every: {options['save_every']} is not positive")
+    if device.type == "cpu":
+        limit_memory()
+    if "deterministic" in options:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("high" if getattr(config, "precision", "") == "tf32" else "highest")
+    return device
+
+
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
-    config, device = read_config(options), pick_device(options["device"])
+    config = read_config(options)
+    device = prepare(options, config)
     if options.get("plot"):
         pyplot()                                        # missing matplotlib is told before the run, not after
     if "record" in options and is_recorded(config, options["record"]):
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
-    pairs = isinstance(config, PairsConfig)
-    kind = f"{config.d_vocab}-{config.d_head}" if pairs else f"{config.method}-{config.preset}"
-    stem = f"{config.task}-{kind}-seed{config.seed}"
-    teacher = load_teacher(options["teacher"], config).to(device) if "teacher" in options else None
-    folder = new_folder(stem, options.get("out"), options.get("overwrite"))
-    progress, calibration = Progress(folder / "log.jsonl", options.get("quiet")), None
+    kind = f"{config.d_vocab}-{config.d_head}" if isinstance(config, PairsConfig) else f"{config.method}-{config.preset}"
+    stem, keeper = f"{config.task}-{kind}-seed{config.seed}", Keeper(None, None, options["save_every"])
+    if "teacher" in options:
+        weights = load_teacher(options["teacher"], config).state_dict()
+        result = {"steps": 0, "examples": 0, "tokens": 0, "seconds": 0.0, "exact": True}
+        keeper.finished["interpolate 0"] = dict(model=weights, result=result)
+    if processes()[0] > 0:
+        run(config, device)
+        return 0
+    folder = new_folder(stem, options.get("out"))
+    with locked(folder):
+        clear(folder, options.get("overwrite"))
+        return carry_out(config, device, folder, keeper, options)
+
+
+def resume_command(options):
+    """Go on with an interrupted run."""
+    folder = Path(options["resume"])
+    state, config = read_run(folder, "--resume")
+    if "model" in state:
+        raise ValueError(f"--resume: the run in {str(folder)!r} is finished; --eval tests it on other lengths")
+    for field in dataclasses.fields(config):
+        if options.get(field.name, getattr(config, field.name)) != getattr(config, field.name):
+            raise ValueError(f"{flag(field.name)}: the run in {str(folder)!r} has {getattr(config, field.name)}, "
+                             f"not {options[field.name]}")
+    device, keeper = prepare(options, config), Keeper(None, None, options["save_every"], state)
+    if processes()[0] > 0:
+        run(config, device, keeper=keeper)
+        return 0
+    with locked(folder):
+        return carry_out(config, device, folder, keeper, options)
+
+
+def carry_out(config, device, folder, keeper, options):
+    """Run, or go on, in a folder that is locked -> exit code."""
+    pairs, calibration, teacher = isinstance(config, PairsConfig), None, None
+    keeper.path, keeper.config = folder / "checkpoint.pt", dataclasses.asdict(config)
+    keeper.save()
+    progress = Progress(folder / "log.jsonl", options.get("quiet"), keeper)
     try:
-        progress.show(f"{stem} on {device}, in {folder}")
-        if pairs:
-            record, model = run_pairs(config, device, progress)
-        else:
-            record, model, calibration, teacher = run(config, device, options.get("force"), teacher, progress)
+        with keeper.signals():
+            progress.show(f"{config.task} on {device}, in {folder}")
+            if pairs:
+                record, model = run_pairs(config, device, progress, keeper)
+            else:
+                record, model, calibration, teacher = run(config, device, progress, keeper)
+    except Interrupted as stop:
+        print(f"lengen: interrupted; go on with: python lengen.py --resume {folder}", file=sys.stderr)
+        return 128 + stop.args[0]
     finally:
         progress.close()
-    weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
-    state = dict(config=dataclasses.asdict(config), model=weights(model), teacher=weights(teacher),
-                 calibration=[[lines._asdict() for lines in pair] for pair in calibration or []])
-    save(folder / "checkpoint.pt", lambda file: torch.save(state, file))
-    save(folder / "result.json", lambda file: file.write(json.dumps(record, indent=1).encode()))
+    write_file(folder / "result.json", json.dumps(record, indent=1).encode())
     if "record" in options:
-        with open(options["record"], "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append_record(record, options["record"])
+    weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
+    write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher), calibration=[
+        [lines._asdict() for lines in pair] for pair in calibration or []]))
     text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     if options.get("plot"):
         draw_pictures(folder, {} if pairs else read_records(folder), options.get("attend"))
+    return 0
+
+
+def append_record(record, path):
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def eval_command(options):
+    """Test a finished run on other lengths; its record, with the new figures, is printed and kept only by --record."""
+    folder, tested = Path(options["eval"]), ("lengths", "hard", "samples", "long_samples")
+    model, config, calibration, _ = load(folder, "--eval")
+    if isinstance(config, PairsConfig):
+        raise ValueError("--eval: a run of the task consecutive has no lengths")
+    for field in dataclasses.fields(config):
+        if field.name in options and field.name not in tested:
+            raise ValueError(f"{flag(field.name)}: --eval tests a finished run; it takes {', '.join(map(flag, tested))}")
+    config = dataclasses.replace(config, **{name: options[name] for name in tested if name in options})
+    device = prepare(options, config)
+    try:
+        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ValueError(f"--eval: {str(folder / 'result.json')!r} is no record of a run") from None
+    start = time.perf_counter()
+    record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
+                  device=device_name(device), source_sha256=source_sha256())
+    record["seconds"]["evaluate"] = round(time.perf_counter() - start, 2)
+    if "record" in options:
+        append_record(record, options["record"])
+    print(json.dumps(record) if options.get("json") else summary(record))
     return 0
 
 
@@ -2193,24 +2538,44 @@ def list_command(options):
     return 0
 
 
+COMMANDS = {"list": list_command, "report": report_command, "plot_from": plot_command, "eval": eval_command,
+            "resume": resume_command, "ask": ask_command, "folder": ask_command}
+
+
 def main(argv=None):
-    """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
+    """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:                  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))
+    code, text, debug = 1, None, "--debug" in (sys.argv if argv is None else argv)
     try:
         options = vars(parser().parse_args(argv))
-        commands = {"list": list_command, "report": report_command, "plot_from": plot_command, "ask": ask_command,
-                    "folder": ask_command}
-        return next((command for name, command in commands.items() if name in options), train_command)(options)
+        code = next((command for name, command in COMMANDS.items() if name in options), train_command)(options)
+        sys.stdout.flush()
     except SystemExit as stop:                          # --help
-        return stop.code
-    except ValueError as error:
-        print(f"lengen: {error}", file=sys.stderr)
-        return 2
-    except FloatingPointError as error:
-        print(f"lengen: {error}", file=sys.stderr)
-        return 1
+        code = stop.code
+    except BrokenPipeError:                             # the reader has seen enough; the run is kept
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
     except KeyboardInterrupt:
-        print("lengen: interrupted", file=sys.stderr)
-        return 130
+        code, text = 130, "interrupted"
+    except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
+        if debug:
+            raise
+        code, text = (2 if isinstance(error, ValueError) else 1), one_line(error)
+    if text:
+        print(f"lengen: {text}", file=sys.stderr)
+    return code
+
+
+def one_line(error):
+    """What went wrong, for the user."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+        return "out of memory; lower --batch, --d-model, --d-ff or --calibration-samples"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return text if isinstance(error, (ValueError, FloatingPointError)) else text.partition("\n")[0] + " (--debug)"
 
 
 if __name__ == "__main__":
