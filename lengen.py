@@ -501,6 +501,7 @@ def check_option(field, value):
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
+    last_section = 8                        # of this file that matters
     task: str = option("successor", "what to learn", choices=TASKS)
     method: str = option("abc", "how positions and attention are treated", choices=METHODS)
     preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
@@ -641,6 +642,7 @@ class Transformer(nn.Module):
         C = config.d_model
         self.embedding = nn.Embedding(len(VOCAB), C)
         nn.init.normal_(self.embedding.weight, std=0.3)
+        self.waves = torch.empty(0)                     # sinusoids so far needed
         if self.method.position == "learned":
             self.tables = nn.ModuleList(nn.Embedding(config.table, C) for _ in range(2))     # source, target
         self.encoder = nn.ModuleList(Layer(config, cross=False) for _ in range(config.n_encoder))
@@ -663,7 +665,9 @@ class Transformer(nn.Module):
         """Tokens (B, T) -> (B, T, C). Raises: ValueError past a learned table's end."""
         x, positions = self.embedding(tokens), self.indices(tokens, side)
         if self.method.position == "sinusoidal":
-            x = x + sinusoidal(positions, self.config.d_model).to(x)
+            if len(self.waves) < len(positions) or self.waves.device != x.device:
+                self.waves = sinusoidal(torch.arange(len(positions) + 64), self.config.d_model).to(x)
+            x = x + (self.waves[positions] if self.method.cyclic else self.waves[:len(positions)])
         elif self.method.position == "learned":
             if len(positions) > self.config.table:
                 raise ValueError(f"a sequence of {len(positions)} tokens does not fit the learned table of "
@@ -1192,10 +1196,11 @@ def device_name(device):
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def source_sha256():
-    """Of sections 1 to 9 of this file, on which results depend, without the introduction, the report and the rest."""
+def source_sha256(config):
+    """Of the sections of this file on which the results of a config depend: the first to config.last_section."""
     text = Path(__file__).read_text(encoding="utf-8")
-    return hashlib.sha256(text[text.index("\n# 1. Tasks"):text.index("\n# 10. Report")].encode()).hexdigest()
+    end = text.index(f"\n# {config.last_section + 1}. ")
+    return hashlib.sha256(text[text.index("\n# 1. Tasks"):end].encode()).hexdigest()
 
 
 def wilson(correct, n, z=1.959964):
@@ -1491,7 +1496,7 @@ def run(config, device, report=silent, keeper=Keeper()):
     seconds["total"] = sum(seconds.values())
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=source_sha256(), seconds={name: round(value, 2) for name, value in seconds.items()},
+                  source_sha256=source_sha256(config), seconds={name: round(value, 2) for name, value in seconds.items()},
                   examples=sums["examples"], tokens=sums["tokens"],
                   teachers=sum(r["steps"] > 0 for r in trained["interpolate"]), tries=len(trained.get("retrain", [])),
                   interpolation_accuracy=accuracy, lines=line_table(calibration or []), **found)
@@ -1509,6 +1514,7 @@ def run(config, device, report=silent, keeper=Keeper()):
 @dataclasses.dataclass(frozen=True)
 class PairsConfig:
     """What a run of the task "consecutive" depends on. Raises: ValueError naming the option."""
+    last_section = 9
     task: str = option("consecutive", "what to learn", choices=("consecutive",))
     seed: int = option(0, "first seed", 0, 2 ** 32)
     seeds: int = option(1, "consecutive: models trained, from --seed on", 1, 1000)
@@ -1675,7 +1681,7 @@ def run_pairs(config, device, report=silent, keeper=Keeper()):
     rank = [(result["accuracy"]["hard"], result["accuracy"]["soft"]) for result in results]
     best = rank.index(max(rank))
     record = dict(results[best], task="consecutive", config=dataclasses.asdict(config), device=device_name(device),
-                  torch=torch.__version__, source_sha256=source_sha256(),
+                  torch=torch.__version__, source_sha256=source_sha256(config),
                   seconds={"total": round(time.perf_counter() - start, 2)}, runs=results)
     return record, models[best]
 
@@ -1704,10 +1710,9 @@ ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
 PUBLISHED = {
     "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL,
                   "window-cyclic": ALL, "window-nope": ALL, "abc": ALL},
-    "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE,
-                 "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "window": NONE, "window-cyclic": ALL,
-                 "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35",
-                 "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8"},
+    "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": NONE, "window-cyclic": ALL,
+                 "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8",
+                 "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35"},
     "nx1": {"vanilla": NONE, "rope": NONE, "window": "100 / 6.0 / 0.19 / 0 / 0 / 0", "window-cyclic": ALL,
             "window-nope": "99.89 / 99.63 / 99.49 / 99.39 / 98.31 / 98.31", "abc": ALL},
     "parity": {"vanilla": "29.23 / 0.29 / 0 / 0 / - / 0", "window": ALL, "window-cyclic": ALL, "window-nope": ALL,
@@ -1721,19 +1726,18 @@ PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 *
 def read_records(*paths):
     """Files of JSON lines or folders of runs -> {(task, method, changed options): records, the last one of each seed}.
     Raises: ValueError naming file and line."""
-    groups = {}
+    groups, number = {}, 1
     for path in map(Path, paths):
         try:
             text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
-        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
-            try:
+            for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
                 record = json.loads(line)
                 key = record["task"], record["method"], changed_options(record)
                 groups.setdefault(key, {})[record["seed"]] = record
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -1753,118 +1757,113 @@ def percent(correct, n):
     return "100" if correct == n else f"{math.floor(1e4 * correct / n) / 100:g}"
 
 
-def cell(records, length, name=None):
-    """Share at a length, of a hard set if named, over all seeds -> "percent (Wilson 95% interval, rounded outwards),
-    seeds without a mistake/seeds"."""
+def tested(records, kind="accuracy"):
+    """Lengths in the records; kind: "accuracy", "hard" or "chains"."""
+    return sorted({int(length) for r in records for length in r[kind]})
+
+
+def tally(records, length, name=None):
+    """(right, asked) of every seed at a length, in a hard set if named."""
     found = [r["hard"].get(str(length), {}).get(name) if name else r["accuracy"].get(str(length)) for r in records]
-    found = [share for share in found if share]
-    if not found:
+    return [(share["correct"], share["n"]) for share in found if share]
+
+
+def cell(records, length, name=None):
+    """-> "percent (Wilson 95% interval, rounded outwards), seeds without a mistake/seeds"."""
+    seeds = tally(records, length, name)
+    if not seeds:
         return "not run"
-    correct, n = sum(share["correct"] for share in found), sum(share["n"] for share in found)
-    low, high = wilson(correct, n)
-    exact = sum(share["correct"] == share["n"] for share in found)
-    return (f"{percent(correct, n)} ({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
-            + f", {exact}/{len(found)}" * (len(found) > 1))
+    total = [sum(counts) for counts in zip(*seeds)]
+    low, high = wilson(*total)
+    exact = f", {sum(right == asked for right, asked in seeds)}/{len(seeds)}" if len(seeds) > 1 else ""
+    return f"{percent(*total)} ({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g}){exact}"
 
 
-def seeds_and_n(records):
-    """Two cells: the seeds run, and the numbers of questions a length and seed."""
+def cells(records, lengths, **more):
+    """Columns: accuracy at the lengths, more, the seeds run, and the numbers of questions a length and seed."""
     sizes = sorted({share["n"] for r in records for share in r["accuracy"].values()})
-    return [", ".join(str(r["seed"]) for r in records), ", ".join(f"{n:,}" for n in sizes)]
+    return {length: cell(records, length) for length in lengths} | more | {
+        "seeds": ", ".join(str(r["seed"]) for r in records), "n": ", ".join(f"{n:,}" for n in sizes)}
 
 
-def span(values, digits):
-    """Median (least-most)."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+def costs(records):
+    """Columns: median time and tokens (least-most) of one task on one device."""
+    seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
+    share = PUBLISHED_TOKENS.get(records[0]["task"], 0) / 1e6 / statistics.median(tokens)
+    span = lambda x, digits=0: f"{statistics.median(x):.{digits}f} ({min(x):.{digits}f}-{max(x):.{digits}f})"
+    return {"task": records[0]["task"], "device": records[0]["device"], "seeds": len(records),
+            "interpolate, s": span([s["interpolate"] for s in seconds]),
+            "retrain, s": span([s["retrain"] for s in seconds]),
+            "test, s": span([s["evaluate"] for s in seconds]),
+            "all but test, s": span([s["total"] - s["evaluate"] for s in seconds]),
+            "all, s": span([s["total"] for s in seconds]),
+            "retrain / interpolate": span([s["retrain"] / max(s["interpolate"], 1e-9) for s in seconds], 2),
+            "training tokens, millions": span(tokens, 2),
+            "of the authors' tokens": f"1 / {share:,.0f}" if share else "not published"}
 
 
-def markdown(title, note, header, rows):
-    line = lambda cells: "| " + " | ".join(map(str, cells)) + " |"
-    return "\n".join([f"### {title}", "", note, "", line(header), line(["---"] * len(header)), *map(line, rows)]) + "\n"
+def chains(records, length):
+    """Columns: right and asked by the longest run of carries."""
+    counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(str(length), {}).items()]
+    total = lambda column, low, high: sum(count[column] for count in counts if low <= count[0] <= high)
+    bins = {"0 to 1": (0, 1), "2 to 3": (2, 3), "4 to 7": (4, 7), "8 to 15": (8, 15), "16 or more": (16, INF)}
+    return {name: f"{total(1, *ends):,} / {total(2, *ends):,}" for name, ends in bins.items()}
 
 
 SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), seeds without a mistake / seeds run"
 
 
-def length_table(runs):
-    """runs: task -> records of ABC with default settings."""
-    lengths = sorted({int(length) for records in runs.values() for r in records for length in r["accuracy"]})
-    rows = [[length, *(cell(records, length) for records in runs.values())] for length in lengths]
-    rows += [[name, *cells] for name, cells in zip(("seeds", "n"), zip(*map(seeds_and_n, runs.values())))]
-    missed = [f"{task} seed {r['seed']} {percent(a['correct'], a['n'])} at {length} (n = {a['n']:,})"
-              for task, records in runs.items() for r in records for length, a in r["accuracy"].items()
-              if a["correct"] < a["n"]]
-    return markdown("ABC, default settings", f"{SHARES}, by digits (parity: bits). Seeds with a mistake: "
-                    f"{'; '.join(missed) or 'none'}.", ["digits", *runs], rows)
-
-
-def cost_table(runs):
-    rows, devices = [], {(task, r["device"]) for task, records in runs.items() for r in records}
-    for task, device in sorted(devices, key=lambda pair: (pair[1], [*runs].index(pair[0]))):
-        records = [r for r in runs[task] if r["device"] == device]
-        seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
-        share = PUBLISHED_TOKENS[task] / 1e6 / statistics.median(tokens) if task in PUBLISHED_TOKENS else None
-        rows.append([task, device, len(records),
-                     *(span([s[stage] for s in seconds], 0) for stage in ("interpolate", "retrain", "evaluate")),
-                     span([s["total"] - s["evaluate"] for s in seconds], 0), span([s["total"] for s in seconds], 0),
-                     span([s["retrain"] / s["interpolate"] for s in seconds], 2), span(tokens, 2),
-                     f"1 / {share:,.0f}" if share else "not published"])
-    return markdown("Cost of ABC", "Median over seeds (least-most). The authors' tokens are those of their published "
-                    "schedule.",
-                    ["task", "device", "seeds", "interpolate, s", "retrain, s", "test, s", "all but test, s", "all, s",
-                     "retrain / interpolate", "training tokens, millions", "of the authors' tokens"], rows)
-
-
-def hard_table(runs):
-    rows = [[f"{task}, {length}", name, cell(records, length, name)] for task, records in runs.items()
-            for length in sorted({length for r in records for length in r["hard"]}, key=int)
-            for name in dict.fromkeys(name for r in records for name in r["hard"].get(length, {}))]
-    return markdown("Hard questions, ABC", SHARES + ".", ["task, digits", "set", "right"], rows)
-
-
-def chain_table(runs):
-    """Right answers by the longest run of carries, all seeds together."""
-    bins, rows = [(0, 1), (2, 3), (4, 7), (8, 15), (16, INF)], []
-    for task, records in runs.items():
-        for length in sorted({length for r in records for length in r["chains"]}, key=int):
-            counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(length, {}).items()]
-            inside = [[count for count in counts if low <= count[0] <= high] for low, high in bins]
-            rows.append([task, length, *(f"{sum(c for _, c, _ in some):,} / {sum(n for *_, n in some):,}"
-                                         for some in inside)])
-    return markdown("ABC by longest run of carries", "Right / asked, all seeds together.",
-                    ["task", "digits", *(f"{low} to {high}" if high < INF else f"{low} or more" for low, high in bins)],
-                    rows)
+def abc_tables(runs):
+    """-> tables (title, note, rows {column: cell}) of ABC; runs: task -> records with default settings."""
+    every = [r for records in runs.values() for r in records]
+    missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'])} at {length} (n = {a['n']:,})"
+              for r in every for length, a in r["accuracy"].items() if a["correct"] < a["n"]]
+    columns = {task: cells(records, tested(every)) for task, records in runs.items()}
+    yield ("ABC, default settings",
+           f"{SHARES}, by digits (parity: bits). Seeds with a mistake: {'; '.join(missed) or 'none'}.",
+           [{"digits": name} | {task: columns[task][name] for task in runs} for name in (*tested(every), "seeds", "n")])
+    parts = [[r for r in records if r["device"] == device]
+             for device in sorted({r["device"] for r in every}) for records in runs.values()]
+    yield ("Cost of ABC", "Median over seeds (least-most). The authors' tokens are those of their published schedule.",
+           [costs(records) for records in parts if records])
+    yield ("Hard questions, ABC", SHARES + ".",
+           [{"task, digits": f"{task}, {length}", "set": name, "right": cell(records, length, name)}
+            for task, records in runs.items() for length in tested(records, "hard")
+            for name in dict.fromkeys(name for r in records for name in r["hard"].get(str(length), {}))])
+    yield ("ABC by longest run of carries", "Right / asked, all seeds together.",
+           [{"task": task, "digits": length} | chains(records, length)
+            for task, records in runs.items() for length in tested(records, "chains")])
 
 
 def method_tables(groups):
-    """One table for each of the two widths of the papers' runs, and one of everything else."""
-    tables, lengths = [], (6, 10, 15, 20, 50, 60)
-    held_out = lambda records: f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}"
-    examples = lambda records: f"{statistics.median(sum(r['examples'].values()) for r in records) / 1000:,.0f}"
+    """The same for the two widths of the papers' runs, and for everything else."""
     widths = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}
     for change, title in widths.items():
         chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
                   if (task, method, change) in groups]
-        rows = [[task, f"`{method}`", examples(records), held_out(records),
-                 *(cell(records, length) for length in lengths), PUBLISHED[task].get(method, "-"),
-                 *seeds_and_n(records)] for task, method, records in chosen]
-        note = (f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
-                "the model calibrated on); both are medians. Papers: at the same lengths.")
-        header = ["task", "method", "trained", "held-out", *lengths, "papers", "seeds", "n"]
-        tables.append(markdown(f"The papers' tables, {title}", note, header, rows))
-    rows = [[task, f"`{method}`", f"`{change}`", *(cell(records, length) for length in (6, 20, 60, 200)),
-             *seeds_and_n(records)] for (task, method, change), records in groups.items() if change not in widths]
-    tables.append(markdown("Other settings", SHARES + ".", ["task", "method", "changed", 6, 20, 60, 200, "seeds", "n"],
-                           rows))
-    return tables
+        yield (f"The papers' tables, {title}",
+               f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
+               "the model calibrated on); both are medians. Papers: at the same lengths.",
+               [{"task": task, "method": f"`{method}`",
+                 "trained": f"{statistics.median(sum(r['examples'].values()) for r in records) / 1000:,.0f}",
+                 "held-out": f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}",
+                 **cells(records, (6, 10, 15, 20, 50, 60), papers=PUBLISHED[task].get(method, "-"))}
+                for task, method, records in chosen])
+    yield ("Other settings", SHARES + ".",
+           [{"task": task, "method": f"`{method}`", "changed": f"`{change}`", **cells(records, (6, 20, 60, 200))}
+            for (task, method, change), records in groups.items() if change not in widths])
 
 
 def report(path):
-    """The README's tables from a file of records."""
-    groups = read_records(path)
+    """The README's tables from a file of records, as Markdown; one without rows is left out."""
+    groups, texts = read_records(path), []
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
-    tables = [length_table(runs), cost_table(runs), hard_table(runs), chain_table(runs), *method_tables(groups)]
-    return "\n".join(tables)
+    for title, note, rows in (*(abc_tables(runs) if runs else ()), *method_tables(groups)):
+        if rows:
+            lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
+            text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+            texts.append(f"### {title}\n\n{note}\n\n{text}")
+    return "\n".join(texts)
 
 
 # ======================================================================================
@@ -1875,7 +1874,6 @@ def report(path):
 # against green (Okabe and Ito); grey is closed.
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osv^DPX<>ph"
 
 
 def pyplot():
@@ -1883,11 +1881,14 @@ def pyplot():
     try:
         import matplotlib
         matplotlib.use("Agg")
-        import matplotlib.pyplot
+        import matplotlib.pyplot as plt
     except ImportError:
         raise ValueError("--plot: pictures need matplotlib: pip install matplotlib") from None
-    matplotlib.rcParams.update({"font.size": 11, "figure.constrained_layout.use": True, "savefig.dpi": 110})
-    return matplotlib.pyplot
+    looks = plt.cycler(color=COLOURS * 11, marker=tuple("osv^DPX<>ph") * 7, alpha=[0.8] * 77)
+    plt.rcParams.update({"axes.prop_cycle": looks, "lines.markersize": 5, "font.size": 11, "axes.titlesize": 10,
+                         "figure.titlesize": 11, "legend.fontsize": 9, "image.aspect": "auto", "savefig.dpi": 110,
+                         "image.interpolation": "nearest", "figure.constrained_layout.use": True})
+    return plt
 
 
 def save_picture(figure, path):
@@ -1903,166 +1904,156 @@ def run_title(config):
 
 def accuracy_picture(plt, groups, task):
     """Exact match against length, one curve a method and setting, Wilson bands over the questions of all seeds."""
+    every = [r for records in groups.values() for r in records]
+    if not every:
+        raise ValueError(f"there is no record of {task} with default settings to draw")
     figure, axes = plt.subplots(figsize=(9, 5))
-    axes.axvspan(5, natural_width(task, 10) - TASKS[task].headroom, color="0.9", label="training range")
-    ticks, seeds = set(), {r["seed"] for records in groups.values() for r in records}
-    for number, ((_, method, change), records) in enumerate(groups.items()):
-        lengths = sorted({int(length) for r in records for length in r["accuracy"]})
-        tallies = [[r["accuracy"][str(n)] for r in records if str(n) in r["accuracy"]] for n in lengths]
-        counts = [(sum(a["correct"] for a in tally), sum(a["n"] for a in tally)) for tally in tallies]
-        low, high = zip(*(wilson(*count) for count in counts))
-        colour = COLOURS[number % len(COLOURS)]
-        axes.plot(lengths, [100 * c / n for c, n in counts], MARKERS[number % len(MARKERS)] + "-", color=colour,
-                  label=f"{method} {change}", markersize=5, alpha=0.8)
-        axes.fill_between(lengths, [100 * x for x in low], [100 * x for x in high], color=colour, alpha=0.2)
-        ticks |= set(lengths)
+    digits = natural_width(task, every[0]["config"]["base"]) - TASKS[task].headroom
+    axes.axvspan(5, digits, color="0.9", label="training range")
+    for (_, method, change), records in groups.items():
+        lengths = tested(records)
+        counts = [[sum(column) for column in zip(*tally(records, length))] for length in lengths]
+        [curve] = axes.plot(lengths, [100 * correct / n for correct, n in counts], label=f"{method} {change}")
+        low, high = 100 * torch.tensor([wilson(*count) for count in counts]).T.numpy()
+        axes.fill_between(lengths, low, high, color=curve.get_color(), alpha=0.2)
+    ticks, seeds = tested(every), sorted({r["seed"] for r in every})
     axes.set(xscale="log", xlabel="bits of the number" if TASKS[task].base == 2 else "digits of each operand",
              ylabel="exact answers, percent (band: 95%)", ylim=(-3, 103),
-             title=f"{task}, seeds {min(seeds)} to {max(seeds)}, trained on numbers up to 2^20")
-    axes.set_xticks(sorted(ticks), [str(n) if not any(n < m < 1.35 * n for m in ticks) else "" for n in sorted(ticks)])
+             title=f"{task}, seeds {', '.join(map(str, seeds))}, trained on numbers up to 2^20")
+    axes.set_xticks(ticks, ["" if any(n < m < 1.35 * n for m in ticks) else n for n in ticks])
     axes.minorticks_off()
-    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(loc="outside center right")
     return figure
 
 
-def heat_map(plt, axes, matrix, rows=None, columns=None, wrong=(), unit=None):
-    """One attention or bias matrix (T, S); -inf in grey; labels at rows and columns, those of wrong rows marked."""
-    colours = plt.get_cmap("viridis").with_extremes(bad="0.8")
-    image = axes.imshow(matrix.masked_fill(matrix.isneginf(), math.nan).numpy(), cmap=colours, interpolation="nearest",
-                        aspect="auto", **dict(vmin=0, vmax=1) if unit is None else dict(vmin=-unit, vmax=0))
-    for labels, set_ticks in ((rows, axes.set_yticks), (columns, axes.set_xticks)):
-        set_ticks(range(len(labels)) if labels else [], labels or [], fontsize=7)
-    for row in wrong:
-        axes.get_yticklabels()[row].set(color=COLOURS[1], fontweight="bold")
-    return image
+def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
+    """Matrices (T, S), grey where -inf -> figure, axes. A row: y label, label and ends of its colour bar, names and
+    matrices of its panels. size: of one panel, in inches; spare: empty panels on the right."""
+    shape = len(rows), len(rows[0][-1]) + spare
+    figure, grid = plt.subplots(*shape, figsize=(size[0] * shape[1] + 1, size[1] * shape[0] + 0.6), squeeze=False)
+    figure.suptitle(title)
+    for panels, (ylabel, unit, (low, high), names, matrices) in zip(grid, rows):
+        for axes, name, matrix in zip(panels, names, matrices):
+            image = axes.imshow(matrix.numpy(), vmin=low, vmax=high)
+            axes.set(title=name, xlabel=xlabel, facecolor="0.8")
+            axes.locator_params(integer=True)
+            if len(matrix) == len(matrices[0]):                                         # same rows as on the left
+                axes.label_outer()
+        panels[0].set_ylabel(ylabel)
+        figure.colorbar(image, ax=panels[:len(matrices)], label=unit)
+    return figure, grid
 
 
+@torch.no_grad()
 def attend(model, config, calibration, question):
     """Cross-attention of the last decoder layer while a question's right answer is read -> (H, T, S) weights, source
     and answer as strings, rows whose next token is wrong."""
-    operands = question.split(TASKS[config.task].operator) if TASKS[config.task].operator else [question]
-    width = max(config.width, max(map(len, operands)) + TASKS[config.task].headroom)
-    source, target = example(config.task, *operands, width=width, base=config.base,
-                             align=METHODS[config.method].bias == "window")
-    trace, tokens = [], encode(target)[None]
-    with torch.no_grad():
-        logits = model.eval()(encode(source)[None], tokens[:, :-1], make_bias(config, width, calibration), trace)
-    wrong = (logits.argmax(-1) != tokens[:, 1:])[0].nonzero().flatten().tolist()
-    return trace[-1][1][0], source, target[1:], wrong
+    operands, align = question.split(TASKS[config.task].operator or None), METHODS[config.method].bias == "window"
+    width = max([config.width, *(len(text) + TASKS[config.task].headroom for text in operands)])
+    source, target = example(config.task, *operands, width=width, base=config.base, align=align)
+    trace, tokens, bias = [], encode(target)[None], make_bias(config, width, calibration)
+    wrong = model.eval()(encode(source)[None], tokens[:, :-1], bias, trace).argmax(-1) != tokens[:, 1:]
+    return trace[-1][1][0], source, target[1:], wrong[0].nonzero().flatten().tolist()
 
 
 def attention_picture(plt, models, question):
     """Heat maps of every head in the last layer, a row of panels for each (name, model, config, calibration)."""
-    heads = models[0][2].n_head
-    figure, grid = plt.subplots(len(models), heads, figsize=(3.2 * heads, 3.4 * len(models)), squeeze=False)
-    for panels, (name, *model) in zip(grid, models):
-        weights, source, answer, wrong = attend(*model, question)
-        for head, axes in enumerate(panels):
-            image = heat_map(plt, axes, weights[head], list(answer), list(source), wrong)
-            axes.set_title(f"{name}, head {head + 1}", fontsize=10)
-        panels[0].set_ylabel("output digit, lowest first")
-    for axes in grid[-1]:
-        axes.set_xlabel("input digit")
-    figure.colorbar(image, ax=grid, label="attention weight", shrink=0.6)
-    figure.suptitle(f"{run_title(models[-1][2])}: last layer's cross-attention for {question}\n"
-                    "(bold orange rows: wrong digit)", fontsize=11)
+    read = [attend(*model, question) for _, *model in models]
+    rows = [("output digit, lowest first", "attention weight", (0, 1),
+             [f"{name}, head {head + 1}" for head in range(len(weights))], weights)
+            for (name, *_), (weights, *_) in zip(models, read)]
+    title = f"{run_title(models[-1][2])}: last layer's cross-attention for {question}\n(bold orange rows: wrong digit)"
+    figure, grid = heat_maps(plt, title, "input digit", rows, (3, 3.2))
+    for panels, (_, source, answer, wrong) in zip(grid, read):
+        for axes in panels:
+            axes.set_xticks(range(len(source)), list(source), fontsize=7)
+            axes.set_yticks(range(len(answer)), list(answer), fontsize=7)
+        for row in wrong:
+            panels[0].get_yticklabels()[row].set(color=COLOURS[1], fontweight="bold")
     return figure
 
 
-def bias_picture(plt, config, calibration, attention, layer):
-    """A layer's averaged attention and, below it, the biases calibrated from it, at training size; self, then cross."""
-    bias = make_bias(config, config.width, calibration).decoder[layer]
-    figure, grid = plt.subplots(4, config.n_head, figsize=(2.6 * config.n_head, 9), squeeze=False)
-    names = ("averaged self-attention", "self bias", "averaged cross-attention", "cross bias")
-    used = calibration[layer] if config.layer == "own" else calibration[-1]
-    for row, matrix in enumerate((attention[0][layer], bias[0], attention[1][layer], bias[1])):
-        for head, axes in enumerate(grid[row]):
-            image = heat_map(plt, axes, matrix[head], unit=0.5 if row % 2 else None)
-            lines = used[row // 2].values.values()
-            empty = row % 2 and all(values[head].isneginf().all() for blocks in lines for values in blocks)
-            axes.set_title(f"head {head + 1}" + (": no line" if empty else ""), fontsize=10)
-        grid[row][0].set_ylabel(names[row] + "\noutput position", fontsize=9)
-        figure.colorbar(image, ax=grid[row], label="bias (grey: closed)" if row % 2 else "weight")
-    for axes in grid[-1]:
-        axes.set_xlabel("input position", fontsize=9)
-    figure.suptitle(f"{run_title(config)}: layer {layer + 1}")
-    return figure
+def bias_pictures(plt, config, calibration, teacher):
+    """Of each layer the averaged attention and, below it, the biases calibrated from it, at training size."""
+    numbers, _ = split_numbers(config.seed)
+    sample = next(batches(teacher.config, numbers, config.calibration_samples, [config.width],
+                          seeded(config.seed + 4)))[1:]
+    attention = collect_attention(teacher, *sample, make_bias(teacher.config, config.width))
+    for layer, biases in enumerate(make_bias(config, config.width, calibration).decoder):
+        rows, used = [], calibration[layer if config.layer == "own" else -1]
+        for kind, lines, weights, bias in zip(("self", "cross"), used, attention, biases):
+            closed = torch.cat([values for blocks in lines.values.values() for values in blocks], 1).isneginf().all(1)
+            heads = [f"head {head}" + (": no line" if empty else "") for head, empty in enumerate(closed, 1)]
+            rows += [(f"averaged {kind}-attention\noutput position", "weight", (0, 1), heads, weights[layer]),
+                     (f"{kind} bias\noutput position", "bias (grey: closed)", (-0.5, 0), heads, bias)]
+        yield heat_maps(plt, f"{run_title(config)}: layer {layer + 1}", "input position", rows)[0]
 
 
-def window_picture(plt, w):
+def window_picture(plt, config):
     """Window biases of one operand and of two interleaved ones, self and cross."""
-    figure, grid = plt.subplots(1, 3, figsize=(11, 4))
-    for axes, (name, matrix) in zip(grid, (("self", window_bias(w, 9, 9)), ("cross, one operand", window_bias(
-            w, 9, 10, True)), ("cross, two operands", window_bias(w, 9, 19, True, 2)))):
-        heat_map(plt, axes, matrix[0], unit=1)
-        axes.set(title=f"{name}, w = {w}", xlabel="key position", ylabel="query position")
-    figure.suptitle("window biases: coloured 0, grey closed")
-    return figure
+    w, names = config.window, ("self", "cross, one operand", "cross, two operands")
+    biases = [window_bias(w, 9, 9)[0], window_bias(w, 9, 10, True)[0], window_bias(w, 9, 19, True, 2)[0]]
+    rows = [("query position", "bias (grey: closed)", (-0.5, 0), names, biases)]
+    return heat_maps(plt, f"{run_title(config)}: window biases, w = {w}", "key position", rows, (3.4, 3.2))[0]
 
 
 def training_picture(plt, config, log):
     """Loss and held-out accuracy of every stage on one time axis."""
-    figure, axes = plt.subplots(figsize=(8, 4.5))
-    other, stage, points = axes.twinx(), "", {}
+    stage, checks = "", {}
     for entry in log:
         stage = entry.get("stage", stage)
         if "step" in entry:
-            points.setdefault(stage, []).append((entry["seconds"], entry["loss"], entry.get("accuracy")))
-    for number, (stage, rows) in enumerate(points.items()):
-        seconds, loss, accuracy = zip(*rows)
-        axes.plot(seconds, loss, ":", color=COLOURS[number % 7], label=f"{stage}: loss")
-        if accuracy[0] is not None:
-            other.plot(seconds, [100 * x for x in accuracy], "-", color=COLOURS[number % 7], label=f"{stage}: exact")
-    axes.set(yscale="log", xlabel="seconds since the start", ylabel="loss (dotted)", title=run_title(config))
-    other.set(ylabel="held-out numbers exact, percent (solid)", ylim=(-3, 103))
-    figure.legend(*map(list.__add__, axes.get_legend_handles_labels(), other.get_legend_handles_labels()),
-                  loc="outside lower center", ncols=4, fontsize=9)
+            checks.setdefault(stage, []).append((entry["seconds"], entry["loss"], 100 * entry["accuracy"]))
+    figure, (above, below) = plt.subplots(2, sharex=True, figsize=(9, 6))
+    for stage, points in checks.items():
+        seconds, loss, accuracy = zip(*points)
+        above.plot(seconds, loss, label=stage)
+        below.plot(seconds, accuracy)
+    above.set(yscale="log", ylabel="loss", title=run_title(config))
+    below.set(xlabel="seconds since the start", ylabel="held-out numbers exact, percent", ylim=(-3, 103))
+    figure.legend(loc="outside center right")
     return figure
 
 
-def errors_picture(plt, model, config, calibration, record, length, samples=200):
+def errors_picture(plt, model, config, calibration, chains, length=20, samples=200):
     """Accuracy by longest run of carries, and the share of wrong digits at every output position."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
-    for number, (digits, chains) in enumerate(record["chains"].items()):
-        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in chains.items())
-        left.plot(*zip(*found), MARKERS[number % 11] + "-", color=COLOURS[number % 7], label=f"{digits} digits")
+    for digits, counts in chains.items():
+        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in counts.items())
+        left.plot(*zip(*found), label=digits)
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
-    left.xaxis.get_major_locator().set_params(integer=True)
-    left.legend(fontsize=9) if record["chains"] else left.set_title("this task carries nothing")
-    width = max(config.width, length + TASKS[config.task].headroom)
+    left.legend(*left.get_legend_handles_labels(), title="digits" if chains else "this task carries nothing")
+    width, align = max(config.width, length + TASKS[config.task].headroom), METHODS[config.method].bias == "window"
     operands = draw_test(config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed))
-    source, target = arrange(config.task, pad(config.task, operands, width), config.base,
-                             METHODS[config.method].bias == "window")
+    source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
-    right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist(), color=COLOURS[0])
-    right.xaxis.get_major_locator().set_params(integer=True)
-    right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103))
-    right.set_title(f"{length} digits, n = {len(target)}, each after a right beginning: {int(wrong.sum())} wrong",
-                    fontsize=10)
+    right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist())
+    right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103),
+              title=f"{length} digits, n = {len(target)}, each after a right beginning: {int(wrong.sum())} wrong")
+    for axes in (left, right):
+        axes.locator_params(axis="x", integer=True)
     figure.suptitle(run_title(config))
     return figure
 
 
 def pairs_picture(plt, model):
     """The score matrix of a consecutive-pairs model, a zoom, and its vectors where they have two dimensions."""
-    queries, keys = query_key(model)
-    scores, flat = queries @ keys.T, model.config.d_head == 2
-    figure, grid = plt.subplots(1, 2 + flat, figsize=(5.2 * (2 + flat), 4.6))
-    for axes, part, name in zip(grid, (scores, scores[:16, :16]), ("all tokens", "the first 16")):
-        image = axes.imshow(part.numpy(), cmap="viridis")
-        axes.set(title=name, xlabel="key token", ylabel="query token")
-        figure.colorbar(image, ax=axes, label="score")
+    c, (queries, keys) = model.config, query_key(model)
+    scores, flat = queries @ keys.T, c.d_head == 2
+    seeds = f"best of seeds {c.seed} to {c.seed + c.seeds - 1}" if c.seeds > 1 else f"seed {c.seed}"
+    title = f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, {seeds}"
+    parts = [scores, scores[:16, :16]] if c.d_vocab > 16 else [scores]
+    rows = [("query token", "score", (float(scores.min()), float(scores.max())), ("all tokens", "the first 16"), parts)]
+    figure, grid = heat_maps(plt, title, "key token", rows, (4.4, 4.2), spare=flat)
     if flat:
-        for vectors, name, marker, colour in ((queries, "query", "o", COLOURS[0]), (keys, "key", "^", COLOURS[1])):
-            grid[2].scatter(*vectors.T.numpy(), marker=marker, color=colour, label=name)
+        axes = grid[0][-1]
+        for name, vectors, beside in (("query", queries, (3, 3)), ("key", keys, (-9, -9))):
+            axes.plot(*vectors.T.numpy(), linestyle="none", label=name)
             for token, point in enumerate(vectors.tolist()):
-                grid[2].annotate(str(token), point, fontsize=8, xytext=(3, 3), textcoords="offset points")
-        grid[2].set(title="vectors", xlabel="first component", ylabel="second component")
-        grid[2].legend()
-    c = model.config
-    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, "
-                    f"seed {c.seed}")
+                axes.annotate(token, point, beside, textcoords="offset points", fontsize=8)
+        axes.set(title="vectors", xlabel="first component", ylabel="second component")
+        axes.legend()
     return figure
 
 
@@ -2088,25 +2079,20 @@ def draw_pictures(folder, groups, question=None):
     plt, folder = pyplot(), Path(folder)
     model, config, calibration, teacher = load(folder, "--plot-from")
     if isinstance(model, PairsModel):
-        figures = {"pairs": pairs_picture(plt, model)}
-    else:
-        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        models = [(config.method, model, config, calibration)]
-        figures = {"accuracy": accuracy_picture(plt, groups, config.task),
-                   "training": training_picture(plt, config, log),
-                   "errors": errors_picture(plt, model, config, calibration, record, 20)}
-        if calibration:
-            models.insert(0, ("vanilla", teacher, teacher.config, None))
-            pool, _ = split_numbers(config.seed)
-            source, target = next(batches(teacher.config, pool, config.calibration_samples, [config.width],
-                                          seeded(config.seed + 4)))[1:]
-            attention = collect_attention(teacher, source, target, make_bias(teacher.config, config.width))[:2]
-            figures |= {f"bias-layer{n + 1}": bias_picture(plt, config, calibration, attention, n)
-                        for n in range(config.n_layer)}
-        if METHODS[config.method].bias == "window":
-            figures["window"] = window_picture(plt, config.window)
-        figures["attention"] = attention_picture(plt, models, question or QUESTIONS[config.task])
+        return save_picture(pairs_picture(plt, model), folder / "pairs.png")
+    record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    models = [(config.method, model, config, calibration)]
+    figures = {"accuracy": accuracy_picture(plt, groups, config.task), "training": training_picture(plt, config, log),
+               "errors": errors_picture(plt, model, config, calibration, record["chains"])}
+    if calibration:
+        models.insert(0, ("vanilla", teacher, teacher.config, None))
+        for layer, figure in enumerate(bias_pictures(plt, config, calibration, teacher), 1):
+            figures[f"bias-layer{layer}"] = figure
+    if METHODS[config.method].bias == "window":
+        figures["window"] = window_picture(plt, config)
+    question = question or "".join(str(int(c) % config.base) if c.isdigit() else c for c in QUESTIONS[config.task])
+    figures["attention"] = attention_picture(plt, models, question)
     for name, figure in figures.items():
         save_picture(figure, folder / f"{name}.png")
 
@@ -2346,7 +2332,7 @@ def clear(folder, overwrite):
 
 def is_recorded(config, path):
     """Does the file of records hold this run, made with this source?"""
-    wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256()}
+    wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
     lines = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
     return any(wanted.items() <= json.loads(line).items() for line in lines)
 
@@ -2477,7 +2463,7 @@ def eval_command(options):
         raise ValueError(f"--eval: {str(folder / 'result.json')!r} is no record of a run") from None
     start = time.perf_counter()
     record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
-                  device=device_name(device), source_sha256=source_sha256())
+                  device=device_name(device), source_sha256=source_sha256(config))
     record["seconds"]["evaluate"] = round(time.perf_counter() - start, 2)
     if "record" in options:
         append_record(record, options["record"])

@@ -839,7 +839,7 @@ def fake_record(seed, right, **config):
     tally = dict(zip(("low", "high"), L.wilson(right, 200)), correct=right, n=200)
     return dict(task=config["task"], method=config["method"], preset=config["preset"], seed=seed, config=config,
                 device="cpu", seconds=dict(interpolate=10, calibrate=1, retrain=5, evaluate=4, total=20),
-                interpolation_accuracy=0.999, examples=dict(interpolate=6000), tokens=dict(interpolate=10 ** 6, retrain=10 ** 6), source_sha256=L.source_sha256(),
+                interpolation_accuracy=0.999, examples=dict(interpolate=6000), tokens=dict(interpolate=10 ** 6, retrain=10 ** 6), source_sha256=L.source_sha256(L.Config),
                 accuracy={"6": tally, "60": tally}, chains={"60": {"2": [right, 200]}}, hard={"60": {"no-carry": tally}})
 
 
