@@ -2206,7 +2206,8 @@ class Progress:
         self.log.truncate(self.log.read().rfind(b"\n") + 1)                             # what a killed run left half
 
     def __call__(self, **fields):
-        self.keeper.check()
+        if "step" not in fields:                        # in training the step is saved first
+            self.keeper.check()
         seconds = time.perf_counter() - self.start
         self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}).encode() + b"\n")
         self.log.flush()

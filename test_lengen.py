@@ -744,7 +744,7 @@ def test_consecutive_run_leaves_a_record(tmp_path, capsys):
     assert {"checkerboard", "neighbour_gap", "circle_order"} <= set(record)
 
 
-# --- 8. command line ------------------------------------------------------------------
+# --- 12. command line ------------------------------------------------------------------
 
 def lengen(*arguments, **options):
     return subprocess.run([sys.executable, str(HERE / "lengen.py"), *map(str, arguments)], capture_output=True, text=True,
@@ -919,7 +919,7 @@ def test_tiny_abc_run_is_exact_far_beyond_training(tmp_path, capsys):
     assert capsys.readouterr().out.split() == [str(10 ** 40), "3611451449241919820"]
 
 
-# --- 9. pictures ----------------------------------------------------------------------
+# --- 11. pictures ----------------------------------------------------------------------
 
 def test_pictures_without_matplotlib_are_one_line_and_exit_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -969,6 +969,333 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert "layer 1 cross, heads" in capsys.readouterr().out
     (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
+
+
+# --- 12. command line: what happens to runs ----------------------------------------------
+
+TINY = ["--task", "successor", "--n-layer", "1", "--d-model", "16", "--d-ff", "16", "--n-head", "2", "--dropout", "0.1", "--batch",
+        "4", "--steps", "30", "--retrain-steps", "20", "--every", "10", "--tries", "2", "--teachers", "1", "--force", "--average", "0",
+        "--calibration-samples", "2000", "--lengths", "1,9", "--hard", "9", "--samples", "20", "--save-every", "7", "--quiet", "--device", "cpu"]
+
+
+def tiny_run(folder, *more):
+    """A run of a second: vanilla, so that nothing has to interpolate."""
+    torch.set_default_dtype(torch.float32)
+    return L.main([*TINY, "--method", "vanilla", "--out", str(folder), *more])
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing catches it."""
+
+
+def result_of(folder):
+    record = json.loads((Path(folder) / "result.json").read_text())
+    del record["seconds"]
+    return record, L.read_checkpoint(Path(folder) / "checkpoint.pt")["model"]
+
+
+def same(a, b):
+    return a[0] == b[0] and a[1].keys() == b[1].keys() and all(torch.equal(a[1][name], b[1][name]) for name in a[1])
+
+
+@pytest.mark.parametrize("task, extra", [("successor", ["--method", "abc", "--seed", "3"]), ("consecutive", None)])
+def test_a_killed_run_goes_on_to_the_same_weights(task, extra, tmp_path, monkeypatch):
+    """abc with every training interrupted, and consecutive pairs, both against the uninterrupted run, bit for bit."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(L, "collect_attention", lambda model, *a: (torch.rand(1, 2, 9, 9, generator=L.seeded(0)),
+                                                                  torch.rand(1, 2, 9, 10, generator=L.seeded(1))))
+    command = [*TINY, *extra] if extra else ("--task consecutive --d-vocab 5 --d-head 2 --d-model 8 --batch 10 --seeds 2 --steps 230 "
+                                             "--save-every 40 --quiet --device cpu").split()
+    assert L.main([*command, "--out", str(tmp_path / "whole")]) == 0
+    step, places = L.Keeper.step, iter([1, 3, 8, 9, 20, 60, 30])
+
+    def killed(self, name, parts, generator, counters):
+        step(self, name, parts, generator, counters)
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+    monkeypatch.setattr(L.Keeper, "step", killed)
+    commands = iter([[*command, "--out", str(tmp_path / "killed")]] + [["--resume", str(tmp_path / "killed"), "--save-every", "7",
+                                                                       "--quiet", "--device", "cpu"]] * 20)
+    kills = 0
+    for place in [*places, 10 ** 9]:
+        L.Keeper.left = place
+        try:
+            assert L.main(next(commands)) == 0
+            break
+        except Killed:
+            kills += 1
+    assert kills >= 3 and same(result_of(tmp_path / "whole"), result_of(tmp_path / "killed"))
+    assert [json.loads(line) for line in (tmp_path / "killed" / "log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number, code", [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_saves_and_says_how_to_go_on(number, code, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(L, "check_shares", lambda *a: os.kill(os.getpid(), getattr(L.signal, number)) or {"accuracy": 0.0})
+    assert tiny_run(tmp_path) == code
+    assert f"--resume {tmp_path}" in capsys.readouterr().err
+    assert L.read_checkpoint(tmp_path / "checkpoint.pt")["current"]["counters"]["step"] == 10
+    monkeypatch.undo()
+    torch.set_default_dtype(torch.float32)
+    assert L.main(["--resume", str(tmp_path), "--lr", "0.5"]) == 2 and "--lr" in capsys.readouterr().err
+    assert L.main(["--resume", str(tmp_path), "--quiet", "--device", "cpu"]) == 0
+    assert L.main(["--resume", str(tmp_path)]) == 2 and "finished" in capsys.readouterr().err
+
+
+def test_a_half_written_line_of_the_log_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(L, "check_shares", lambda *a: os.kill(os.getpid(), L.signal.SIGINT) or {"accuracy": 0.0})
+    assert tiny_run(tmp_path) == 130
+    monkeypatch.undo()
+    with open(tmp_path / "log.jsonl", "a") as log:
+        log.write('{"seconds": 3.1, "sta')
+    assert L.main(["--resume", str(tmp_path), "--quiet", "--device", "cpu"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert sum("step" in line for line in lines) == 3 and (tmp_path / "log.jsonl").read_bytes().endswith(b"\n")
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, capsys, monkeypatch):
+    step, loss = L.train_step, iter([1.0] * 17 + [INF])
+    monkeypatch.setattr(L, "train_step", lambda *a: step(*a) * next(loss))
+    assert tiny_run(tmp_path) == 1 and "step 18" in capsys.readouterr().err
+    kept = L.read_checkpoint(tmp_path / "checkpoint.pt")["current"]
+    assert kept["counters"]["step"] == 14 and all(x.isfinite().all() for x in kept["parts"]["model"].values())
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def spoiled_checkpoints(path, folder):
+    """{what was done to a good checkpoint: a function that does it}, each a way a file goes bad."""
+    good, state = path.read_bytes(), L.read_checkpoint(path)
+    weights = state["model"]
+    first = next(iter(weights))
+    write = lambda **changed: L.write_checkpoint(path, {**{k: v for k, v in state.items() if k != "format"}, **changed})
+    flip = lambda at: path.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1:])
+
+    def signed(data):
+        body = data[:-2] + (64).to_bytes(2, "little")
+        path.write_bytes(body + L.hashlib.sha256(body).hexdigest().encode())
+
+    def saved(value, digest=signed):
+        buffer = L.io.BytesIO()
+        torch.save(value, buffer)
+        digest(buffer.getvalue())
+
+    def other_zip():
+        path.unlink()
+        shutil.make_archive(str(path.with_suffix("")), "zip", HERE / ".ci")
+        path.with_suffix(".zip").rename(path)
+
+    def is_folder():
+        path.unlink()
+        path.mkdir()
+
+    def newer():
+        state_now = {**state, "format": L.FORMAT + 1}
+        saved(state_now)
+    rng = random.Random(0)
+    return {
+        "empty": lambda: path.write_bytes(b""), "half": lambda: path.write_bytes(good[:len(good) // 2]),
+        "a byte short": lambda: path.write_bytes(good[:-1]), "random": lambda: path.write_bytes(rng.randbytes(len(good))),
+        "text": lambda: path.write_text("hello\n" * 100), "json": lambda: path.write_text(json.dumps({"config": {}})),
+        "another zip": other_zip, "a folder": is_folder, "absent": path.unlink, "no folder": lambda: shutil.rmtree(folder),
+        "another program's": lambda: saved({"state_dict": weights}), "a list": lambda: saved([1, 2]),
+        "a bare pickle": lambda: signed(L.json.dumps({}).encode() * 20), "newer": newer,
+        "no config": lambda: write(config=None), "a missing option": lambda: write(config={"task": "successor"}),
+        "an extra option": lambda: write(config={**state["config"], "colour": 3}),
+        "huge": lambda: write(config={**state["config"], "n_layer": 10 ** 9}),
+        "wide": lambda: write(config={**state["config"], "d_model": 65536, "d_ff": 2 ** 20, "n_layer": 100}),
+        "text for a number": lambda: write(config={**state["config"], "n_layer": "two"}),
+        "a missing weight": lambda: write(model={name: x for name, x in weights.items() if name != first}),
+        "an extra weight": lambda: write(model={**weights, "more": torch.zeros(2)}),
+        "a wrong shape": lambda: write(model={**weights, first: torch.zeros(3, 3)}),
+        "nan": lambda: write(model={**weights, first: weights[first] * float("nan")}),
+        "no weights": lambda: write(model=None), "bad lines": lambda: write(calibration=[[{"rows": 1}]]),
+        "hostile zip": lambda: saved({"config": Hostile(folder / "owned")}),
+        "hostile raw": lambda: path.write_bytes(__import__("pickle").dumps(Hostile(folder / "owned"))),
+        **{f"bit at {at}": functools.partial(flip, at) for at in [0, len(good) - 1, *(rng.randrange(len(good)) for _ in range(40))]}}
+
+
+def test_files_that_are_no_checkpoint_cost_one_line(tmp_path, capsys):
+    assert tiny_run(tmp_path / "good") == 0
+    shutil.copytree(tmp_path / "good", tmp_path / "bad")
+    names = list(spoiled_checkpoints(tmp_path / "bad" / "checkpoint.pt", tmp_path / "bad"))
+    for name in names:
+        shutil.rmtree(tmp_path / "bad", ignore_errors=True)
+        shutil.copytree(tmp_path / "good", tmp_path / "bad")
+        spoiled_checkpoints(tmp_path / "bad" / "checkpoint.pt", tmp_path / "bad")[name]()
+        for command in (["--resume"], ["--eval"], ["--ask", "12", "--from"]):
+            capsys.readouterr()
+            assert L.main([*command, str(tmp_path / "bad")]) == 2, name
+            out, err = capsys.readouterr()
+            assert out == "" and err.count("\n") == 1 and "weights_only" not in err and len(err) < 500, (name, err)
+        assert not (tmp_path / "bad" / "owned").exists()
+    assert len(names) > 60
+
+
+def bad_values():
+    """Every option at values it must refuse: text, nothing, nan, inf, a fraction of an integer, beyond its limits."""
+    for kind, start in ((L.Config, []), (L.PairsConfig, ["--task", "consecutive"])):
+        for field in dataclasses.fields(kind):
+            meta, name = field.metadata, L.flag(field.name)
+            if meta["choices"]:
+                values = ["", "no-such", "0"]
+            elif isinstance(field.default, bool):
+                yield [*start, name + "=3"], name
+                continue
+            else:
+                values = ["text", "", "nan", "inf", "-inf", "1e400", "0x10", str(meta["low"] - 1), str(meta["high"] * 10 + 1)]
+                values += ["1.5"] * isinstance(field.default, (int, tuple)) + ["1,,2", "1,text", ","] * isinstance(field.default, tuple)
+            yield from (([*start, f"{name}={value}"], name) for value in values)
+            if len(name) > 5 and name[:-1] not in L.parser()._option_string_actions:
+                yield [*start, name[:-1], "1"], name[:-1]
+    for name, value in (("--save-every", "0"), ("--save-every", "-3"), ("--save-every", "x"), ("--device", "gpu"), ("--lenghts", "6"),
+                        ("--resume", "nowhere"), ("--eval", "nowhere"), ("--report", "nowhere"),
+                        ("--teacher", "nowhere"), ("--from", "nowhere")):
+        yield [f"{name}={value}"] + ["--ask=1"] * (name == "--from"), name
+
+
+def test_every_flag_refuses_bad_values(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cases = list(bad_values())
+    for arguments, name in cases:
+        assert L.main(arguments) == 2, arguments
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and (name in err or "nowhere" in err), (arguments, err)
+    assert len(cases) > 400 and not any(tmp_path.iterdir())
+
+
+def test_one_run_a_folder(tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    (tmp_path / "checkpoint.pt.part").write_bytes(b"left by a killed save")
+    with L.locked(tmp_path):
+        assert not list(tmp_path.glob("*.part"))
+        assert tiny_run(tmp_path) == 2
+        assert f"process {os.getpid()}" in capsys.readouterr().err
+    (tmp_path / "lock").write_text("999999")                                             # left by a dead process
+    assert tiny_run(tmp_path) == 0
+    first = result_of(tmp_path)
+    assert tiny_run(tmp_path) == 2 and tiny_run(tmp_path, "--overwrite") == 0
+    assert same(result_of(tmp_path), first)                                              # same seed, same record
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path):
+    resource = pytest.importorskip("resource")
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))           # the first save fits, weights do not
+    done = lengen(*TINY, "--method", "vanilla", "--d-model", "64", "--out", tmp_path, preexec_fn=full)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "too large" in done.stderr, done.stderr
+    assert L.read_run(tmp_path, "")[1].d_model == 64
+    torch.set_default_dtype(torch.float32)
+    assert L.main(["--resume", str(tmp_path), "--quiet", "--device", "cpu"]) == 0
+
+
+def test_odd_surroundings_change_nothing(tmp_path, capsys):
+    """A path with spaces and accents, LANG=C, python -O, a closed stdout, stderr into a file, another directory."""
+    torch.set_default_dtype(torch.float32)
+    place = tmp_path / "à côté, 二"
+    place.mkdir()
+    assert tiny_run(tmp_path / "plain") == 0
+    quiet = [word for word in TINY if word != "--quiet"]
+    command = " ".join(map(shlex.quote, [sys.executable, "-O", str(HERE / "lengen.py"), *quiet, "--method", "vanilla", "--out", "run"]))
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    done = subprocess.run(f"{command} >&- 2> err", shell=True, cwd=place, env={**os.environ, **threads, "LANG": "C", "LC_ALL": "C"})
+    said = (place / "err").read_text()
+    assert done.returncode == 0 and "\r" not in said and "\x1b" not in said
+    assert same(result_of(place / "run"), result_of(tmp_path / "plain"))
+
+
+def test_a_finished_run_is_tested_on_other_lengths(tmp_path, capsys):
+    assert tiny_run(tmp_path) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    record = tmp_path.with_suffix(".jsonl")
+    assert L.main(["--eval", str(tmp_path), "--lengths", "1,30", "--hard", "5", "--json", "--record", str(record)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found["accuracy"]) == ["1", "30"] and list(found["hard"]) == ["5"] and found["config"]["lengths"] == [1, 30]
+    assert json.loads(record.read_text()) == found
+    assert found["accuracy"]["1"] == json.loads(before["result.json"])["accuracy"]["1"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert L.main(["--eval", str(tmp_path), "--lr", "0.1"]) == 2 and "--lr" in capsys.readouterr().err
+
+
+# --- checks of a few minutes: python -m pytest -m check -s ---------------------------------
+
+@pytest.mark.check
+def test_25_kills_and_the_same_weights(tmp_path):
+    command = [*TINY, "--method", "vanilla", "--d-model", "32", "--steps", "3000", "--every", "500", "--save-every", "20"]
+    assert lengen(*command, "--out", tmp_path / "whole").returncode == 0
+    rng, unreadable, resumed, arguments = random.Random(0), 0, 0, [*command, "--out", str(tmp_path / "killed")]
+    kills = 0
+    while kills < 25:
+        process = subprocess.Popen([sys.executable, str(HERE / "lengen.py"), *arguments])
+        while process.poll() is None and not (tmp_path / "killed" / "checkpoint.pt").exists():
+            time.sleep(0.05)
+        time.sleep(rng.uniform(2, 5) if kills else rng.uniform(0, 1))
+        finished = process.poll() is not None
+        process.kill()
+        process.wait()
+        try:
+            L.read_checkpoint(tmp_path / "killed" / "checkpoint.pt")
+        except ValueError:
+            unreadable += 1
+        if finished:                                                                     # once more from the start
+            assert same(result_of(tmp_path / "whole"), result_of(tmp_path / "killed"))
+            shutil.rmtree(tmp_path / "killed")
+            arguments = [*command, "--out", str(tmp_path / "killed")]
+            continue
+        kills += 1
+        arguments = ["--resume", str(tmp_path / "killed"), "--save-every", "20", "--quiet", "--device", "cpu"]
+    assert lengen(*arguments).returncode == 0
+    print(f"\n{kills} kills, {unreadable} unreadable checkpoints")
+    assert unreadable == 0 and same(result_of(tmp_path / "whole"), result_of(tmp_path / "killed"))
+
+
+@pytest.mark.check
+def test_out_of_memory_is_one_line(tmp_path):
+    done = lengen("--task", "successor", "--method", "vanilla", "--batch", 10 ** 6, "--d-model", 4096, "--quiet", "--device", "cpu",
+                  "--out", tmp_path)
+    print("\n" + done.stderr)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "--batch" in done.stderr
+
+
+@pytest.mark.check
+def test_the_reader_may_leave_early(tmp_path):
+    done = subprocess.run(f"{shlex.quote(sys.executable)} {HERE / 'lengen.py'} {' '.join(TINY)} --method vanilla --out {tmp_path}/a | head -1; "
+                          "exit ${PIPESTATUS[0]}", shell=True, executable="/bin/bash", capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and (tmp_path / "a" / "result.json").exists()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("number, code", [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_from_outside(number, code, tmp_path):
+    process = subprocess.Popen([sys.executable, str(HERE / "lengen.py"), *TINY, "--method", "vanilla", "--steps", "100000", "--every",
+                                "100000", "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "checkpoint.pt").exists():
+        time.sleep(0.1)
+    time.sleep(2)
+    process.send_signal(getattr(L.signal, number))
+    assert process.wait(20) == code and "--resume" in process.stderr.read()
+
+
+@pytest.mark.check
+def test_two_processes_learn_as_one(tmp_path):
+    """torchrun against one process with the same global batch: the losses agree to rounding."""
+    command = [str(HERE / "lengen.py"), "--task", "addition", "--method", "vanilla", "--steps", "200", "--every", "20", "--lengths", "6",
+               "--hard", "6", "--samples", "20", "--quiet", "--device", "cpu"]
+    losses = {}
+    for name, start in (("one", []), ("two", ["-m", "torch.distributed.run", "--nproc-per-node=2"])):
+        done = subprocess.run([sys.executable, *start, *command, "--out", str(tmp_path / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        log = [json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+        losses[name] = torch.tensor([line["loss"] for line in log if "loss" in line])
+    print(f"\nlargest difference of the losses {float((losses['one'] - losses['two']).abs().max()):.1e} of {losses['one'].tolist()}")
+    assert len(losses["one"]) == 10
+    torch.testing.assert_close(losses["one"], losses["two"], rtol=1e-2, atol=1e-3)
 
 
 # --- timing: python -m pytest -m timing -s --------------------------------------------
