@@ -23,7 +23,8 @@ Read it from top to bottom; each section needs only those above it.
     9. Consecutive pairs   one attention head, read completely
    10. Report              records to Markdown tables
    11. Pictures            of a run or of records; the only part that needs matplotlib
-   12. Command line
+   12. Benchmark           speed, as ratios
+   13. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -67,6 +68,7 @@ import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.flop_counter import FlopCounterMode
 
 try:
     import fcntl
@@ -2098,7 +2100,191 @@ def draw_pictures(folder, groups, question=None):
 
 
 # ======================================================================================
-# 12. Command line
+# 12. Benchmark
+# ======================================================================================
+
+class TorchTransformer(nn.Module):
+    """The layers of torch.nn.Transformer in the same shape, with the embeddings of "vanilla"."""
+
+    def __init__(self, config):
+        super().__init__()
+        C, S = config.d_model, 2 * config.width + 3
+        self.embedding, self.head = nn.Embedding(len(VOCAB), C), nn.Linear(C, len(VOCAB))
+        layer = lambda kind: kind(C, config.n_head, config.d_ff, config.dropout, batch_first=True,
+                                  norm_first=config.norm == "pre")
+        self.encoder = nn.TransformerEncoder(layer(nn.TransformerEncoderLayer), config.n_encoder, nn.LayerNorm(C),
+                                             enable_nested_tensor=False) if config.n_encoder else nn.Identity()
+        self.decoder = nn.TransformerDecoder(layer(nn.TransformerDecoderLayer), config.n_layer, nn.LayerNorm(C))
+        self.register_buffer("table", sinusoidal(torch.arange(S), C))
+        self.register_buffer("causal", causal_bias(config.width + 1)[0])
+
+    def forward(self, source, target, bias=None):
+        source = self.embedding(source) + self.table[:source.shape[1]]
+        target = self.embedding(target) + self.table[:target.shape[1]]
+        return self.head(self.decoder(target, self.encoder(source), tgt_mask=self.causal, tgt_is_causal=True))
+
+
+def literal_abc_bias(attention, M, N, directions, kappa):
+    """`abc_bias` element by element: ABC v2, Eq. 1 in loops. The (1, -1) direction aligns the top-right corners."""
+    H, m, n = attention.shape
+    A, out = attention.tolist(), torch.full((H, M, N), -INF)
+    for h in range(H):
+        for delta in directions:
+            shift = N - n if delta == -1 else 0
+            lines = {}                                  # a line is named by where it meets row 0, inside or outside
+            for i in range(m):
+                for j in range(n):
+                    on_line = [A[h][i + k][j + k * delta] for k in range(-m, m + 1)
+                               if 0 <= i + k < m and 0 <= j + k * delta < n]
+                    lines[j - i * delta] = sum(on_line) / len(on_line)
+            d = list(lines.values())
+            mu = sum(d) / len(d)
+            sigma = math.sqrt(sum((x - mu) ** 2 for x in d) / len(d))
+            for i in range(M):
+                for j in range(N):
+                    value = lines.get(j - shift - i * delta)
+                    if value is not None and value > mu + kappa * sigma:
+                        out[h, i, j] = max(out[h, i, j], value - max(d))
+        for i in range(M):
+            if out[h, i].isneginf().all():
+                out[h, i] = 0
+    return out
+
+
+def interleaved(calls, rounds, device=torch.device("cpu")):
+    """Functions called in turn, `rounds` times after two to warm up -> median seconds of each."""
+    taken = [[] for _ in calls]
+    for _ in range(rounds + 2):
+        for call, times in zip(calls, taken):
+            start = time.perf_counter()
+            call()
+            torch.cuda.synchronize() if device.type == "cuda" else None
+            times.append(time.perf_counter() - start)
+    return [statistics.median(times[2:]) for times in taken]
+
+
+def step_times(config, device, rounds):
+    """Median seconds of a training step -> ours, torch's, and the floor: the time that the products in it take at the
+    rate of a 1024 x 1024 matrix product on this machine, as the step's other work were free."""
+    config = dataclasses.replace(config, method="vanilla", task="addition")
+    numbers, bias = split_numbers(0)[0], to_device(make_bias(config, config.width), device)
+    stream = batches(config, numbers, config.batch, [config.width], seeded(0))
+    models = [kind(config).to(device) for kind in (Transformer, TorchTransformer)]
+
+    def step(model):
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        return lambda: train_step(model, optimizer, 1e-3, *next(stream)[1:], bias, config.precision == "bf16")
+
+    _, source, target = next(stream)
+    with FlopCounterMode(display=False) as counter:
+        models[0](source.to(device), target[:, :-1].to(device), bias).sum().backward()
+    square = torch.rand(1024, 1024, device=device)
+    ours, torchs, product = interleaved([*map(step, models), lambda: square @ square], rounds, device)
+    return ours, torchs, counter.get_total_flops() / (2 * 1024 ** 3 / product)
+
+
+def synthetic_run(config):
+    """A model with random weights that never ends its answers, and a calibration with the lines of windows."""
+    blocks, markers = column_blocks(config.task, config.width)
+    T = target_length(config.task, config.width)
+    cross = torch.cat([window_bias(1, T, width, cross=True) for width in blocks], 2)
+    attention = [x.exp().expand(1, config.n_head, -1, -1) for x in (window_bias(1, T, T), cross)]
+    model = Transformer(config)
+    nn.init.constant_(model.head.bias[TOKEN[END]:TOKEN[END] + 1].detach(), -1e9)
+    return model, calibrate(dataclasses.replace(config, kappa_cross=0.1, kappa_self=0.1, n_layer=1), *attention) * config.n_layer
+
+
+def decoding_times(device, lengths):
+    """Seconds to write an answer of each length by `generate_sparse` and by `generate`, None where its bias needs more
+    than 1 GiB. Long dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
+    config, sparse, dense = Config(task="addition", method="abc", lengths=(6,)), {}, {}
+    model, calibration = synthetic_run(config)
+    model = model.to(device).eval()
+    for length in lengths:
+        width = length + 1
+        operands = draw_test(config.task, length, 1, 10, seeded(0))
+        source, target = (x.to(device) for x in arrange(config.task, pad(config.task, operands, width)))
+        keys, limit = make_keys(config, width, calibration), width + 1
+        sparse[length], = interleaved([lambda: generate_sparse(model, source, limit, keys)], 1, device)
+        dense[length] = None
+        if 4 * config.n_head * config.n_layer * limit * source.shape[1] < 2 ** 30:
+            bias = to_device(make_bias(config, width, calibration), device)
+            at = [limit // 6, limit // 2, 5 * limit // 6]
+            rows = [Bias(None, [(a[:, :T, :T], b[:, :T]) for a, b in bias.decoder]) for T in at]
+            with torch.no_grad():
+                passes = interleaved([functools.partial(model, source, target[:, :T], part) for T, part in zip(at, rows)], 3,
+                                     device)
+            dense[length] = limit * statistics.mean(passes)
+    return sparse, dense
+
+
+def benchmark(device, rounds=100):
+    """Ratios from interleaved runs on this machine -> {"ratios", "seconds", "peak_bytes", "device", "torch"}."""
+    default, paper = Config(), make_config("paper", width=8, lengths=(6,), batch=Config.batch)
+    ours, torchs, floor = step_times(default, device, rounds)
+    paper_ours, paper_torchs, paper_floor = step_times(paper, device, max(1, rounds // 4))
+    attention = torch.rand(8, 62, 125)
+    ours_abc, = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], rounds)
+    start = time.perf_counter()
+    literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)
+    loop = time.perf_counter() - start
+    config = Config(task="addition", method="abc")
+    model, calibration = synthetic_run(config)
+    operands = draw_test("addition", 60, 64, 10, seeded(0))
+    source, target = (x.to(device) for x in arrange("addition", pad("addition", operands, 61)))
+    bias, model = to_device(make_bias(config, 61, calibration), device), model.to(device)
+    one_pass, greedy = interleaved([lambda: exact_match(model, source, target, bias),
+                                    lambda: generate(model, source, 62, bias)], 3, device)
+    lengths = (100, 1000, 10_000)
+    sparse, dense = decoding_times(device, lengths)
+    ratios = {"step_vs_torch": ours / torchs, "step_vs_floor": ours / floor,
+              "paper_step_vs_torch": paper_ours / paper_torchs, "paper_step_vs_floor": paper_ours / paper_floor,
+              "abc_vs_loop": loop / ours_abc, "evaluate_vs_greedy": greedy / one_pass,
+              "sparse_vs_dense": {str(n): dense[n] and dense[n] / sparse[n] for n in lengths},
+              "digit_time_10000_vs_1000": sparse[10_000] / 10_000 / (sparse[1000] / 1000)}
+    seconds = {"step": ours, "torch_step": torchs, "floor": floor, "paper_step": paper_ours, "paper_torch_step": paper_torchs,
+               "paper_floor": paper_floor, "abc_bias": ours_abc, "loop": loop, "evaluate": one_pass, "greedy": greedy,
+               "sparse": {str(n): sparse[n] for n in lengths}, "dense": {str(n): dense[n] for n in lengths}}
+    return {"ratios": ratios, "seconds": seconds, "peak_bytes": peak_bytes(device), "device": device_name(device),
+            "torch": torch.__version__}
+
+
+def peak_bytes(device):
+    """Most memory in use so far: of the process, or of the GPU's tensors; None where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def benchmark_summary(found):
+    """As a Markdown table."""
+    ratios, seconds = found["ratios"], found["seconds"]
+    milli = lambda name: f"{1e3 * seconds[name]:.1f} ms"
+    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", milli("step"), milli("torch_step"), "step_vs_torch"),
+            ("the same / the matrix products in it", milli("step"), milli("floor"), "step_vs_floor"),
+            ("training step, paper's shape, batch 64 / torch.nn.Transformer", milli("paper_step"), milli("paper_torch_step"),
+             "paper_step_vs_torch"),
+            ("the same / the matrix products in it", milli("paper_step"), milli("paper_floor"), "paper_step_vs_floor"),
+            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", milli("loop"), milli("abc_bias"), "abc_vs_loop"),
+            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", milli("greedy"), milli("evaluate"),
+             "evaluate_vs_greedy")]
+    lines = [f"| {what} | {a} | {b} | {ratios[name]:.2f} |" for what, a, b, name in rows]
+    for n, ratio in ratios["sparse_vs_dense"].items():
+        dense = f"{seconds['dense'][n]:.1f} s | {seconds['sparse'][n]:.2f} s | {ratio:.1f}" if ratio else \
+            f"not run | {seconds['sparse'][n]:.2f} s | not run"
+        lines.append(f"| dense / line-sparse decoding of a {int(n):,}-digit answer | {dense} |")
+    lines.append(f"| time a digit, line-sparse, 10,000 / 1,000 digits | | | {ratios['digit_time_10000_vs_1000']:.2f} |")
+    peak = found["peak_bytes"]
+    return "\n".join(["| what | first | second | ratio |", "| --- | --- | --- | --- |", *lines, "",
+                      f"{found['device']}, torch {found['torch']}, peak memory {peak / 2 ** 30:.2f} GiB" if peak else ""])
+
+
+# ======================================================================================
+# 13. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -2287,6 +2473,7 @@ def parser():
     p.add_argument("--plot", action="store_true", help="draw pictures into the run's folder (needs matplotlib)")
     p.add_argument("--plot-from", nargs="+", help="folders of finished runs, or files of records, to draw")
     p.add_argument("--attend", help="question whose attention is drawn, such as 0361145144924")
+    p.add_argument("--benchmark", action="store_true", help="print speeds as ratios, measured here")
     p.add_argument("--list", action="store_true", help="print tasks and methods")
     p.add_argument("--from", dest="folder", help="folder of a finished run, to --ask")
     p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
@@ -2465,7 +2652,7 @@ def eval_command(options):
     start = time.perf_counter()
     record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
                   device=device_name(device), source_sha256=source_sha256(config))
-    record["seconds"]["evaluate"] = round(time.perf_counter() - start, 2)
+    record["seconds"]["evaluate"], record["peak_bytes"] = round(time.perf_counter() - start, 2), peak_bytes(device)
     if "record" in options:
         append_record(record, options["record"])
     print(json.dumps(record) if options.get("json") else summary(record))
@@ -2514,6 +2701,12 @@ def plot_command(options):
     return 0
 
 
+def benchmark_command(options):
+    found = benchmark(pick_device(options["device"]))
+    print(json.dumps(found) if options.get("json") else benchmark_summary(found))
+    return 0
+
+
 def list_command(options):
     print("tasks")
     for name, task in TASKS.items():
@@ -2525,7 +2718,8 @@ def list_command(options):
     return 0
 
 
-COMMANDS = {"list": list_command, "report": report_command, "plot_from": plot_command, "eval": eval_command,
+COMMANDS = {"list": list_command, "benchmark": benchmark_command,
+            "report": report_command, "plot_from": plot_command, "eval": eval_command,
             "resume": resume_command, "ask": ask_command, "folder": ask_command}
 
 

@@ -382,45 +382,13 @@ def test_one_pass_decides_exact_match_as_greedy_decoding_does(method):
 
 # --- 5. attention bias calibration ----------------------------------------------------
 
-def literal_abc(attention, M, N, directions, kappa):
-    """Equation 1 element by element, in loops. The (1, -1) direction shifts the small matrix to the top-right corner."""
-    H, m, n = attention.shape
-    A, out = attention.tolist(), torch.full((H, M, N), -INF)
-    for h in range(H):
-        for delta in directions:
-            shift = N - n if delta == -1 else 0
-            lines = {}                                       # value of each line, found by walking it
-            for i in range(m):
-                for j in range(n):
-                    on_line = [A[h][i + k][j + k * delta] for k in range(-m, m + 1)
-                               if 0 <= i + k < m and 0 <= j + k * delta < n]
-                    lines[i, j] = sum(on_line) / len(on_line)
-            distinct = {}                                    # a line is named by where it meets row 0, inside or outside
-            for (i, j), value in lines.items():
-                distinct[j - i * delta] = value
-            d = list(distinct.values())
-            mu = sum(d) / len(d)
-            sigma = math.sqrt(sum((x - mu) ** 2 for x in d) / len(d))
-            for i in range(M):
-                for j in range(N):
-                    value = distinct.get(j - shift - i * delta)
-                    if value is not None and value > mu + kappa * sigma:
-                        out[h, i, j] = max(out[h, i, j], value - max(d))
-        if out[h].isneginf().all():
-            out[h] = 0
-        for i in range(M):
-            if out[h, i].isneginf().all():
-                out[h, i] = 0
-    return out
-
-
 @pytest.mark.parametrize("directions", [(1,), (0,), (-1,), (1, 0, -1)])
 @pytest.mark.parametrize("kappa", [-9.0, 0.5, 1.5, 99.0])
 def test_abc_bias_equals_the_literal_loops(directions, kappa):
     attention = torch.rand(2, 5, 7).square()
     for M, N in [(5, 7), (9, 16), (12, 8)]:
         torch.testing.assert_close(L.abc_bias(attention, M, N, directions, kappa),
-                                   literal_abc(attention, M, N, directions, kappa))
+                                   L.literal_abc_bias(attention, M, N, directions, kappa))
 
 
 def pattern(kind, m=8, n=8):
@@ -744,7 +712,7 @@ def test_consecutive_run_leaves_a_record(tmp_path, capsys):
     assert {"checkerboard", "neighbour_gap", "circle_order"} <= set(record)
 
 
-# --- 12. command line ------------------------------------------------------------------
+# --- 13. command line ------------------------------------------------------------------
 
 def lengen(*arguments, **options):
     return subprocess.run([sys.executable, str(HERE / "lengen.py"), *map(str, arguments)], capture_output=True, text=True,
@@ -971,7 +939,34 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
 
-# --- 12. command line: what happens to runs ----------------------------------------------
+# --- 12. benchmark ------------------------------------------------------------------------
+
+def test_benchmark_counts_the_products_of_a_step(monkeypatch):
+    """The floor is made of the work of a step, counted here from the shapes, at the rate of the product timed."""
+    torch.set_default_dtype(torch.float32)
+    config = tiny(batch=3)
+    monkeypatch.setattr(L, "interleaved", lambda calls, *a: [call() and None or 1.0 for call in calls[:2]] + [1.0])
+    C, T, S, H = config.d_model, config.width + 1, 2 * config.width + 3, config.d_ff
+    layer = (6 * T + 2 * S) * C * C + 2 * T * (T + S) * C + 2 * T * C * H                # projections, attention, feed-forward
+    forward = config.batch * (config.n_layer * layer + T * C * len(L.VOCAB))
+    *_, floor = L.step_times(config, torch.device("cpu"), 1)
+    assert floor == pytest.approx(2 * 3 * forward / (2 * 1024 ** 3), rel=1e-6)            # once forward, twice backward
+
+
+def test_benchmark_of_decoding_and_its_table(monkeypatch):
+    torch.set_default_dtype(torch.float32)
+    sparse, dense = L.decoding_times(torch.device("cpu"), (12, 30))
+    assert all(0 < x < 10 for x in (*sparse.values(), *dense.values()))
+    times = {"sparse": dict.fromkeys(("100", "10000"), 1.0), "dense": {"100": 2.0, "10000": None}}
+    names = ("step", "torch_step", "floor", "paper_step", "paper_torch_step", "paper_floor", "loop", "abc_bias", "greedy", "evaluate")
+    ratios = dict.fromkeys(("step_vs_torch", "step_vs_floor", "paper_step_vs_torch", "paper_step_vs_floor", "abc_vs_loop",
+                            "evaluate_vs_greedy", "digit_time_10000_vs_1000"), 1.5)
+    table = L.benchmark_summary(dict(ratios={**ratios, "sparse_vs_dense": {"100": 2.0, "10000": None}}, seconds={
+        **dict.fromkeys(names, 0.5), **times}, peak_bytes=2 ** 30, device="cpu", torch="2"))
+    assert "| 2.0 s | 1.00 s | 2.0 |" in table and "| not run | 1.00 s | not run |" in table and "1.00 GiB" in table
+
+
+# --- 13. command line: what happens to runs ----------------------------------------------
 
 TINY = ["--task", "successor", "--n-layer", "1", "--d-model", "16", "--d-ff", "16", "--n-head", "2", "--dropout", "0.1", "--batch",
         "4", "--steps", "30", "--retrain-steps", "20", "--every", "10", "--tries", "2", "--teachers", "1", "--force", "--average", "0",
@@ -1296,74 +1291,3 @@ def test_two_processes_learn_as_one(tmp_path):
     print(f"\nlargest difference of the losses {float((losses['one'] - losses['two']).abs().max()):.1e} of {losses['one'].tolist()}")
     assert len(losses["one"]) == 10
     torch.testing.assert_close(losses["one"], losses["two"], rtol=1e-2, atol=1e-3)
-
-
-# --- timing: python -m pytest -m timing -s --------------------------------------------
-
-def interleaved(first, second, rounds, warm=2):
-    """Median seconds of two functions called in turn."""
-    times = ([], [])
-    for _ in range(rounds + warm):
-        for call, taken in zip((first, second), times):
-            start = time.perf_counter()
-            call()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken[warm:]) for taken in times]
-
-
-@pytest.mark.timing
-@pytest.mark.parametrize("shape", ["default", "paper"])
-def test_a_step_costs_no_more_than_torchs(shape):
-    torch.set_default_dtype(torch.float32)
-    config = L.Config(task="addition", method="vanilla", **({} if shape == "default" else
-                                                           dict(n_encoder=1, n_layer=6, n_head=8, norm="post", dropout=0.3)))
-    ours, S = L.Transformer(config), 2 * config.width + 3
-    bias = L.make_bias(config, config.width)
-
-    class Theirs(nn.Module):
-        def __init__(self):
-            super().__init__()
-            C = config.d_model
-            self.embedding, self.head = nn.Embedding(len(L.VOCAB), C), nn.Linear(C, len(L.VOCAB))
-            self.core = nn.Transformer(C, config.n_head, max(1, config.n_encoder), config.n_layer, config.d_ff, config.dropout,
-                                       batch_first=True, norm_first=config.norm == "pre")
-            if not config.n_encoder:
-                self.core.encoder = None
-            self.register_buffer("table", L.sinusoidal(torch.arange(S), C))
-            self.register_buffer("causal", L.causal_bias(config.width + 1)[0])
-
-        def forward(self, source, target):
-            source = self.embedding(source) + self.table[:source.shape[1]]
-            target = self.embedding(target) + self.table[:target.shape[1]]
-            memory = self.core.encoder(source) if self.core.encoder else source
-            return self.head(self.core.decoder(target, memory, tgt_mask=self.causal, tgt_is_causal=True))
-
-    numbers, _ = L.split_numbers(0)
-    stream = L.batches(config, numbers, 64, [config.width], L.seeded(0))
-
-    def step(model, *bias):
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-
-        def call():
-            _, source, target = next(stream)
-            loss = F.cross_entropy(model(source, target[:, :-1], *bias).flatten(0, 1), target[:, 1:].flatten())
-            optimizer.zero_grad(), loss.backward(), optimizer.step()
-        return call
-
-    mine, torchs = interleaved(step(ours, bias), step(Theirs()), 100)
-    print(f"\n{shape} shape, batch 64: {1e3 * mine:.1f} ms a step, torch.nn.Transformer {1e3 * torchs:.1f} ms, "
-          f"ratio {mine / torchs:.2f}, {torch.get_num_threads()} threads")
-    assert mine / torchs < 1.0
-
-
-@pytest.mark.timing
-def test_abc_bias_against_the_literal_loop():
-    torch.set_default_dtype(torch.float32)
-    attention, directions = torch.rand(8, 62, 125).square(), (1, 0, -1)
-    start = time.perf_counter()
-    literal = literal_abc(attention, 62, 125, directions, 1.5)
-    loop = time.perf_counter() - start
-    ours, _ = interleaved(lambda: L.abc_bias(attention, 62, 125, directions, 1.5), lambda: None, 50)
-    torch.testing.assert_close(L.abc_bias(attention, 62, 125, directions, 1.5), literal)
-    print(f"\n8 x 62 x 125: abc_bias {1e3 * ours:.2f} ms, literal loops {loop:.2f} s, ratio {loop / ours:.0f}")
-    assert loop / ours > 1000
