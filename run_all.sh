@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   every task by every method at small size, and the headline runs
 # ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
+# ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #
 # A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
-# tables are printed at the end. JOBS=2 runs two at a time on half the threads each; seconds then mean little.
+# tables are printed at the end. JOBS=2 runs two at a time on half the threads each; seconds then mean little. With
+# several GPUs, runs take turns on them; JOBS says how many run at once.
 set -euo pipefail
 cd "$(dirname "$0")"
 mode=${1:-quick}
@@ -12,11 +14,18 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(nproc) / jobs > 0 ? $(nproc) / jo
 mkdir -p results
 records=results/results.jsonl
 
+if [ "$mode" = check ]; then
+    exec python -m pytest -q -s -m check
+fi
+gpus=$(nvidia-smi --list-gpus 2> /dev/null | wc -l || true)
+started=0
+
 start() {                                   # start FILE ARGUMENTS: as soon as fewer than $jobs are running
     local file=$1
     shift
     while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n || true; done
     echo "lengen.py $*" >&2
+    if [ "$gpus" -gt 1 ]; then export CUDA_VISIBLE_DEVICES=$((started++ % gpus)); fi
     (python lengen.py --quiet --record "$file" "$@" > /dev/null || echo "FAILED: lengen.py $*" >&2) &
 }
 record() { start "$records" "$@"; }
@@ -40,7 +49,7 @@ if [ "$mode" = quick ]; then
     python lengen.py --report results/quick.jsonl
     exit
 fi
-[ "$mode" = full ] || { echo "usage: ./run_all.sh quick|full" >&2; exit 2; }
+[ "$mode" = full ] || { echo "usage: ./run_all.sh quick|full|check" >&2; exit 2; }
 
 # ABC on every seed
 for task in successor addition nx1 parity; do
@@ -102,5 +111,6 @@ pairs --d-vocab 16 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 4000 --seeds
 pairs --d-vocab 16 --d-head 4 --dummy --lr 1e-3 --batch 300 --steps 6000 --seeds 4
 wait
 
-python -m pytest -m timing -s -q | grep ratio | tee results/timing.txt
+python lengen.py --eval runs/full/addition-0 --lengths 10000 --long-samples 20 --hard 10000 --record results/long.jsonl
+python lengen.py --benchmark --json > results/benchmark.json
 python lengen.py --report "$records"
