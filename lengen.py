@@ -29,8 +29,8 @@ Read it from top to bottom; each section needs only those above it.
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
 
-Left out: key-value caches, mixed precision, several GPUs, data files. A run is minutes on a laptop, and each would hide
-the few lines that matter. No run decides anything by looking at lengths beyond training.
+Left out: key-value caches for dense attention, models split over GPUs, data files. A run is minutes on a laptop, and each
+would hide the few lines that matter. No run decides anything by looking at lengths beyond training.
 
 References
     ABC v1   Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
