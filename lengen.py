@@ -29,8 +29,8 @@ Read it from top to bottom; each section needs only those above it.
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
 
-Left out: key-value caches for dense attention, models split over GPUs, data files. A run is minutes on a laptop, and each
-would hide the few lines that matter. No run decides anything by looking at lengths beyond training.
+Left out: key-value caches for dense attention, models split over GPUs, data files. A run is minutes on a laptop, and
+each would hide the few lines that matter. No run decides anything by looking at lengths beyond training.
 
 References
     ABC v1   Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
@@ -2191,7 +2191,8 @@ def synthetic_run(config):
     attention = [x.exp().expand(1, config.n_head, -1, -1) for x in (window_bias(1, T, T), cross)]
     model = Transformer(config)
     nn.init.constant_(model.head.bias[TOKEN[END]:TOKEN[END] + 1].detach(), -1e9)
-    return model, calibrate(dataclasses.replace(config, kappa_cross=0.1, kappa_self=0.1, n_layer=1), *attention) * config.n_layer
+    rules = dataclasses.replace(config, kappa_cross=0.1, kappa_self=0.1)
+    return model, calibrate(rules, *attention) * config.n_layer
 
 
 def decoding_times(device, lengths):
@@ -2211,9 +2212,9 @@ def decoding_times(device, lengths):
             bias = to_device(make_bias(config, width, calibration), device)
             at = [limit // 6, limit // 2, 5 * limit // 6]
             rows = [Bias(None, [(a[:, :T, :T], b[:, :T]) for a, b in bias.decoder]) for T in at]
+            calls = [functools.partial(model, source, target[:, :T], part) for T, part in zip(at, rows)]
             with torch.no_grad():
-                passes = interleaved([functools.partial(model, source, target[:, :T], part) for T, part in zip(at, rows)], 3,
-                                     device)
+                passes = interleaved(calls, 3, device)
             dense[length] = limit * statistics.mean(passes)
     return sparse, dense
 
@@ -2242,8 +2243,9 @@ def benchmark(device, rounds=100):
               "abc_vs_loop": loop / ours_abc, "evaluate_vs_greedy": greedy / one_pass,
               "sparse_vs_dense": {str(n): dense[n] and dense[n] / sparse[n] for n in lengths},
               "digit_time_10000_vs_1000": sparse[10_000] / 10_000 / (sparse[1000] / 1000)}
-    seconds = {"step": ours, "torch_step": torchs, "floor": floor, "paper_step": paper_ours, "paper_torch_step": paper_torchs,
-               "paper_floor": paper_floor, "abc_bias": ours_abc, "loop": loop, "evaluate": one_pass, "greedy": greedy,
+    seconds = {"step": ours, "torch_step": torchs, "floor": floor,
+               "paper_step": paper_ours, "paper_torch_step": paper_torchs, "paper_floor": paper_floor,
+               "abc_bias": ours_abc, "loop": loop, "evaluate": one_pass, "greedy": greedy,
                "sparse": {str(n): sparse[n] for n in lengths}, "dense": {str(n): dense[n] for n in lengths}}
     return {"ratios": ratios, "seconds": seconds, "peak_bytes": peak_bytes(device), "device": device_name(device),
             "torch": torch.__version__}
@@ -2264,23 +2266,23 @@ def benchmark_summary(found):
     """As a Markdown table."""
     ratios, seconds = found["ratios"], found["seconds"]
     milli = lambda name: f"{1e3 * seconds[name]:.1f} ms"
-    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", milli("step"), milli("torch_step"), "step_vs_torch"),
-            ("the same / the matrix products in it", milli("step"), milli("floor"), "step_vs_floor"),
-            ("training step, paper's shape, batch 64 / torch.nn.Transformer", milli("paper_step"), milli("paper_torch_step"),
+    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", "step", "torch_step", "step_vs_torch"),
+            ("the same / the matrix products in it", "step", "floor", "step_vs_floor"),
+            ("training step, paper's shape, batch 64 / torch.nn.Transformer", "paper_step", "paper_torch_step",
              "paper_step_vs_torch"),
-            ("the same / the matrix products in it", milli("paper_step"), milli("paper_floor"), "paper_step_vs_floor"),
-            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", milli("loop"), milli("abc_bias"), "abc_vs_loop"),
-            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", milli("greedy"), milli("evaluate"),
+            ("the same / the matrix products in it", "paper_step", "paper_floor", "paper_step_vs_floor"),
+            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", "loop", "abc_bias", "abc_vs_loop"),
+            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", "greedy", "evaluate",
              "evaluate_vs_greedy")]
-    lines = [f"| {what} | {a} | {b} | {ratios[name]:.2f} |" for what, a, b, name in rows]
+    lines = [f"| {what} | {milli(a)} | {milli(b)} | {ratios[name]:.2f} |" for what, a, b, name in rows]
     for n, ratio in ratios["sparse_vs_dense"].items():
         dense = f"{seconds['dense'][n]:.1f} s | {seconds['sparse'][n]:.2f} s | {ratio:.1f}" if ratio else \
             f"not run | {seconds['sparse'][n]:.2f} s | not run"
         lines.append(f"| dense / line-sparse decoding of a {int(n):,}-digit answer | {dense} |")
     lines.append(f"| time a digit, line-sparse, 10,000 / 1,000 digits | | | {ratios['digit_time_10000_vs_1000']:.2f} |")
-    peak = found["peak_bytes"]
+    peak = f"{found['peak_bytes'] / 2 ** 30:.2f} GiB" if found["peak_bytes"] else "not known"
     return "\n".join(["| what | first | second | ratio |", "| --- | --- | --- | --- |", *lines, "",
-                      f"{found['device']}, torch {found['torch']}, peak memory {peak / 2 ** 30:.2f} GiB" if peak else ""])
+                      f"{found['device']}, torch {found['torch']}, peak memory {peak}"])
 
 
 # ======================================================================================
@@ -2512,8 +2514,8 @@ def clear(folder, overwrite):
     """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
     held = [folder / name for name in ("result.json", "checkpoint.pt", "log.jsonl") if (folder / name).exists()]
     if not overwrite and any(path.suffix != ".jsonl" for path in held):
-        raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go on "
-                         f"with --resume")
+        raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go "
+                         f"on with --resume")
     for path in held:
         path.unlink()
 
@@ -2565,8 +2567,9 @@ def train_command(options):
     if "record" in options and is_recorded(config, options["record"]):
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
-    kind = f"{config.d_vocab}-{config.d_head}" if isinstance(config, PairsConfig) else f"{config.method}-{config.preset}"
-    stem, keeper = f"{config.task}-{kind}-seed{config.seed}", Keeper(None, None, options["save_every"])
+    kind = [config.d_vocab, config.d_head] if isinstance(config, PairsConfig) else [config.method, config.preset]
+    stem = "-".join(map(str, [config.task, *kind, f"seed{config.seed}"]))
+    keeper = Keeper(None, None, options["save_every"])
     if "teacher" in options:
         weights = load_teacher(options["teacher"], config).state_dict()
         result = {"steps": 0, "examples": 0, "tokens": 0, "seconds": 0.0, "exact": True}
@@ -2620,8 +2623,9 @@ def carry_out(config, device, folder, keeper, options):
     if "record" in options:
         append_record(record, options["record"])
     weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
-    write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher), calibration=[
-        [lines._asdict() for lines in pair] for pair in calibration or []]))
+    lines = [[lines._asdict() for lines in pair] for pair in calibration or []]
+    write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher),
+                                       calibration=lines))
     text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     if options.get("plot"):
@@ -2642,7 +2646,8 @@ def eval_command(options):
         raise ValueError("--eval: a run of the task consecutive has no lengths")
     for field in dataclasses.fields(config):
         if field.name in options and field.name not in tested:
-            raise ValueError(f"{flag(field.name)}: --eval tests a finished run; it takes {', '.join(map(flag, tested))}")
+            raise ValueError(f"{flag(field.name)}: --eval tests a finished run, and takes "
+                             f"{', '.join(map(flag, tested))}")
     config = dataclasses.replace(config, **{name: options[name] for name in tested if name in options})
     device = prepare(options, config)
     try:
