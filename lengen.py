@@ -2593,6 +2593,13 @@ def resume_command(options):
         if options.get(field.name, getattr(config, field.name)) != getattr(config, field.name):
             raise ValueError(f"{flag(field.name)}: the run in {str(folder)!r} has {getattr(config, field.name)}, "
                              f"not {options[field.name]}")
+    try:
+        saved = [*state["finished"].values()] + ([state["current"]["parts"]] if state["current"] else [])
+        for part in saved:
+            build(PairsModel if isinstance(config, PairsConfig) else Transformer, config, part["model"])
+    except Exception as error:
+        raise ValueError(f"--resume: the state of the run in {str(folder)!r} does not fit its options "
+                         f"({type(error).__name__})") from None
     device, keeper = prepare(options, config), Keeper(None, None, options["save_every"], state)
     if processes()[0] > 0:
         run(config, device, keeper=keeper)

@@ -1134,6 +1134,20 @@ def test_files_that_are_no_checkpoint_cost_one_line(tmp_path, capsys):
     assert len(names) > 60
 
 
+def test_an_unfinished_run_that_does_not_fit_costs_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(L, "check_shares", lambda *a: os.kill(os.getpid(), L.signal.SIGINT) or {"accuracy": 0.0})
+    assert tiny_run(tmp_path) == 130
+    state = L.read_checkpoint(tmp_path / "checkpoint.pt")
+    weights = state["current"]["parts"]["model"]
+    first = next(iter(weights))
+    for bad in ({**weights, first: torch.zeros(3, 3)}, {**weights, "more": torch.zeros(1)}, {**weights, first: weights[first] * INF},
+                {name: x for name, x in weights.items() if name != first}, None):
+        changed = {**state, "current": {**state["current"], "parts": {**state["current"]["parts"], "model": bad}}}
+        L.write_checkpoint(tmp_path / "checkpoint.pt", {key: value for key, value in changed.items() if key != "format"})
+        capsys.readouterr()
+        assert L.main(["--resume", str(tmp_path)]) == 2 and capsys.readouterr().err.count("\n") == 1
+
+
 def bad_values():
     """Every option at values it must refuse: text, nothing, nan, inf, a fraction of an integer, beyond its limits."""
     for kind, start in ((L.Config, []), (L.PairsConfig, ["--task", "consecutive"])):
