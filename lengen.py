@@ -2346,7 +2346,7 @@ def build(kind, config, weights):
     """A model with weights from a file; nothing is allocated for those that do not fit. Raises: ValueError."""
     with torch.device("meta"):
         model = kind(config)
-    model.load_state_dict(weights, assign=True)
+    model.load_state_dict(dict(weights), assign=True)   # a copy: torch notes "assign" in the metadata of what it gets
     if not all(x.isfinite().all() for x in model.parameters()):
         raise ValueError("weights are nan or inf")
     return model.eval()
