@@ -2558,9 +2558,20 @@ def prepare(options, config):
     return device
 
 
+def without_compile(config):
+    """The config as it is, or without --compile where torch cannot do it, which one line says."""
+    try:
+        if getattr(config, "compile", False):
+            torch.compile(lambda x: x + 1)(torch.ones(2))
+        return config
+    except Exception as error:                          # of many kinds: no compiler, no Triton, an old Python
+        print(f"lengen: --compile is left out: {type(error).__name__}", file=sys.stderr)
+        return dataclasses.replace(config, compile=False)
+
+
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
-    config = read_config(options)
+    config = without_compile(read_config(options))
     device = prepare(options, config)
     if options.get("plot"):
         pyplot()                                        # missing matplotlib is told before the run, not after

@@ -1180,6 +1180,14 @@ def test_every_flag_refuses_bad_values(capsys, tmp_path, monkeypatch):
     assert len(cases) > 400 and not any(tmp_path.iterdir())
 
 
+def test_compile_is_left_out_where_it_cannot_be(tmp_path, capsys, monkeypatch):
+    def broken(model, **options):
+        raise NotImplementedError("no compiler\nhere")
+    monkeypatch.setattr(torch, "compile", broken)
+    assert tiny_run(tmp_path, "--compile") == 0 and capsys.readouterr().err == "lengen: --compile is left out: NotImplementedError\n"
+    assert json.loads((tmp_path / "result.json").read_text())["config"]["compile"] is False
+
+
 def test_one_run_a_folder(tmp_path, capsys):
     torch.set_default_dtype(torch.float32)
     (tmp_path / "checkpoint.pt.part").write_bytes(b"left by a killed save")
