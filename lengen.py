@@ -21,10 +21,11 @@ Read it from top to bottom; each section needs only those above it.
     7. Keeping a run       checkpoints, interruption, locks
     8. Training            interpolate, calibrate, retrain (ABC v2, Eq. 2), evaluate
     9. Consecutive pairs   one attention head, read completely
-   10. Report              records to Markdown tables
-   11. Pictures            of a run or of records; the only part that needs matplotlib
-   12. Benchmark           speed, as ratios
-   13. Command line
+   10. Encoder-only        one pass, relative positions, priming (Jelassi et al.)
+   11. Report              records to Markdown tables
+   12. Pictures            of a run or of records; the only part that needs matplotlib
+   13. Benchmark           speed, as ratios
+   14. Command line
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of an operand;
 m x n an attention matrix at training length, M x N at another. Lengths count digits, not tokens. offset = key - query.
@@ -1703,7 +1704,341 @@ def pairs_summary(record):
 
 
 # ======================================================================================
-# 10. Report: records to Markdown tables
+# 10. Encoder-only models (Jelassi et al.)
+# ======================================================================================
+#
+# Source: Jelassi et al. One pass over the question, no decoder: answer digit t is read off at
+# token t. Operands and answers start with their most significant digit and are padded on the
+# right, so digits of equal weight stand at equal places only where numbers are equally long.
+
+def product_columns(a, b):
+    """Digits a (B, W), b (B, K), least significant first -> column sums (B, W + K) of a * b."""
+    K = b.shape[1]
+    return sum(F.pad(a * b[:, k:k + 1], (k, K - k)) for k in range(K))
+
+
+def modulo(digits, modulus):
+    """Digits (B, W) of a number, least significant first -> those of its remainder, as many as modulus - 1 has."""
+    rest = torch.zeros_like(digits[:, 0])
+    for digit in digits.flip(1).unbind(1):                              # Horner's rule, so no integer grows
+        rest = (10 * rest + digit) % modulus
+    return to_digits(rest, len(str(modulus - 1)), 10)
+
+
+class Operation(NamedTuple):
+    """A task of encoder-only models; operands are digits (B, W), least significant first."""
+    symbol: str                     # + $ & * for the paper's + % x *; a model has one task, so element-wise shares +
+    columns: Callable               # operands -> column sums
+    about: str
+    modular: bool = False
+    carries: bool = True
+    short: bool = False             # the second operand has --second-digits at most, at every length
+
+
+OPERATIONS = {
+    "addition": Operation("+", lambda a, b: F.pad(a + b, (0, 1)), "a + b"),
+    "modular-addition": Operation("$", lambda a, b: F.pad(a + b, (0, 1)), "(a + b) mod c", modular=True),
+    "multiplication": Operation("&", product_columns, "a * b, b of few digits", short=True),
+    "modular-multiplication": Operation("*", product_columns, "(a * b) mod c, b of few digits", True, short=True),
+    "elementwise-addition": Operation("+", lambda a, b: a + b, "a + b, carries dropped", carries=False),
+}
+
+
+def n_digits(a):
+    """Digits (B, W) -> how many each number has without leading zeros, (B,), at least 1."""
+    return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
+
+
+def write(a, length):
+    """Digits (B, W), least significant first -> tokens (B, W): the `length` (B,) lowest, in written order, then "@"."""
+    place = length[:, None] - 1 - torch.arange(a.shape[1])
+    return a.gather(1, place.clamp(min=0)).masked_fill(place < 0, TOKEN["@"])
+
+
+def arrange_encoder(task, a, b, modulus=100):
+    """Operands a, b (B, W) -> question (B, 2W + 1), answer (B, W + 1 for addition, 2W for multiplication) tokens.
+
+    12 + 39 at width 3 is `12@+39@` and `51@@`. Source: Jelassi et al., Sec. 2.1. Both operands have the same width:
+    2W answer tokens would not fit a question with a shorter one. The paper leaves open the other answers. Here those to
+    modular tasks have the width of modulus - 1; element-wise sums keep all digits of the longer operand.
+    """
+    spec = OPERATIONS[task]
+    columns = spec.columns(a, b)
+    answer = carry(columns, 10)[0] if spec.carries else columns % 10
+    if spec.modular:
+        answer = modulo(answer, modulus)
+    length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
+    sign = a.new_full((len(a), 1), TOKEN[spec.symbol])
+    return torch.cat([write(a, n_digits(a)), sign, write(b, n_digits(b))], 1), write(answer, length)
+
+
+SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16), "large": (10, 1024, 16)}
+
+
+@dataclasses.dataclass(frozen=True)
+class EncoderConfig:
+    """What a run of an encoder-only model depends on. The defaults are the preset "fast". Raises: ValueError naming
+    the option."""
+    last_section = 10
+    task: str = option("addition", "what to learn", choices=OPERATIONS)
+    model: str = option("universal", "encoder, universal (its layer shared) or seq2seq",
+                       choices=("encoder", "universal"))
+    method: str = option("rpe-k", "how positions are treated", choices=("ape", "rpe-k", "rpe-kq"))
+    preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
+    seed: int = option(0, "seed of every random stream", 0, 2 ** 32)
+    size: str = option("small", "encoders: layers, width and heads", choices=SIZES)
+    n_layer: int = option(0, "layers, or rounds of the shared one; 0: from --size", 0, 100)
+    d_model: int = option(0, "width of the model; 0: from --size", 0, 65536)
+    n_head: int = option(0, "attention heads; 0: from --size", 0, 1024)
+    dropout: float = option(0.1, "dropout probability", 0, 0.99)
+    norm: str = option("pre", "layer norm before or after each sublayer", choices=("pre", "post"))
+    init: float = option(0.0, "encoders: standard deviation of the weights at the start; 0: torch's choice", 0, 10)
+    clip: int = option(0, "rpe methods: tables cover offsets -clip to clip; 0: all", 0, 10 ** 6)
+    train_digits: int = option(5, "encoders: digits of training numbers, at most", 1, 18)
+    second_digits: int = option(3, "multiplications: digits of the second operand, at most", 1, 18)
+    modulus: int = option(100, "modular tasks: the modulus", 2, 10 ** 9)
+    n_train: int = option(5000, "encoders: first operands in the training set", 1, 10 ** 8)
+    prime: int = option(0, "encoders: how many of them are priming examples", 0, 10 ** 8)
+    prime_lengths: tuple = option((0,), "encoders: their digits, in equal shares; 0: the longest tested", 0, 10 ** 4)
+    finetune: int = option(0, "encoders: train on this many examples of --prime-lengths afterwards", 0, 10 ** 8)
+    finetune_steps: int = option(1000, "encoders: steps of that", 1, 10 ** 9)
+    width: int = option(0, "digits an operand is padded to; 0: the longest tested", 0, 10 ** 4)
+    batch: int = option(64, "examples a step", 1, 10 ** 6)
+    lr: float = option(1e-3, "peak learning rate", 1e-12, 10)
+    decay: float = option(0.01, "encoders: weight decay", 0, 1)
+    warmup: int = option(100, "steps of linear warm-up", 1, 10 ** 9)
+    steps: int = option(2000, "steps of the training", 1, 10 ** 9)
+    every: int = option(100, "steps between points of the learning curve", 1, 10 ** 9)
+    lengths: tuple = option((5, 6, 10), "digits tested", 1, 10 ** 4)
+    samples: int = option(1000, "examples a length", 1, 10 ** 7)
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check_option(field, getattr(self, field.name))
+        fill = functools.partial(object.__setattr__, self)
+        for name, value in zip(("n_layer", "d_model", "n_head"), SIZES[self.size]):
+            fill(name, getattr(self, name) or value)
+        fill("prime_lengths", tuple(n or max(self.lengths) for n in self.prime_lengths))
+        spec, used = OPERATIONS[self.task], self.prime_lengths if self.prime or self.finetune else ()
+        needed = max(*self.lengths, *used, self.train_digits, self.second_digits * spec.short,
+                     len(str(self.modulus - 1)) * spec.modular)
+        if 0 < self.width < needed:
+            raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
+        fill("width", self.width or needed)
+        fill("clip", self.clip or 2 * self.width)
+        if self.d_model % self.n_head:
+            raise ValueError(f"--n-head: {self.n_head} heads do not divide --d-model {self.d_model}")
+        if self.prime > self.n_train:
+            raise ValueError(f"--prime: {self.prime} of {self.n_train} training examples")
+
+    @property
+    def d_ff(self):
+        return 4 * self.d_model
+
+
+PAPER_ENCODER = dict(size="standard", norm="post", init=0.02, dropout=0.1, batch=32, lr=1e-4, warmup=1,
+                     steps=15_000 * 5000 // 32, every=5000, samples=10_000)
+
+
+def make_encoder_config(preset="fast", **options):
+    """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000."""
+    lengths = dict(lengths=(5, 10, 20, 30, 35) if "multiplication" in options.get("task", "") else (5, 6, 10, 15, 20))
+    return EncoderConfig(preset=preset, **((PAPER_ENCODER | lengths if preset == "paper" else {}) | options))
+
+
+class Encoder(nn.Module):
+    """Non-causal transformer encoder with a classifier at each token; "universal" applies one layer n_layer times.
+
+    Source: Jelassi et al., Sec. 2.2; its layers are BERT's and ALBERT's. GELU is here always, norm after each sublayer
+    and the initial standard deviation 0.02 in the preset "paper". Differs: ALBERT approximates GELU and widens
+    embeddings of 128; relative tables start from 1 / sqrt(D).
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.config, C = config, config.d_model
+        self.embedding = nn.Embedding(len(VOCAB), C)
+        self.table = nn.Embedding(2 * config.width + 1, C) if config.method == "ape" else None
+        self.norm, self.dropout = nn.LayerNorm(C), nn.Dropout(config.dropout)
+        own = config.n_layer if config.model == "encoder" else 1
+        self.layers = nn.ModuleList(Layer(config, cross=False) for _ in range(own))
+        self.head = nn.Linear(C, len(VOCAB))
+        for module in self.modules():
+            if isinstance(module, nn.Embedding) or config.init and isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=config.init or 0.3)
+        for layer in self.layers:
+            layer.feed_forward[1] = nn.GELU()
+
+    def forward(self, tokens, n_out):
+        """tokens (B, T) -> logits (B, n_out, V) of the answer."""
+        x = self.embedding(tokens)
+        if self.table is not None:
+            x = x + self.table.weight[:tokens.shape[1]]
+        x = self.dropout(x if self.layers[0].pre else self.norm(x))
+        for n in range(self.config.n_layer):
+            x = self.layers[n % len(self.layers)](x, None)[0]
+        x = x[:, :n_out]
+        return self.head(self.norm(x) if self.layers[0].pre else x)
+
+
+def draw_short(config, place, B, generator):
+    """B training operands -> digits (B, width): integers from 1 to 10^d - 1, uniform, so that 90% have all d digits.
+    place: 0 for the first operand, 1 for the second, which in multiplications has another d."""
+    d = config.second_digits if place and OPERATIONS[config.task].short else config.train_digits
+    return to_digits(torch.randint(1, 10 ** d, (B,), generator=generator), config.width, 10)
+
+
+def draw_long(config, length, B, generator):
+    """-> operands a, b (B, width) of exactly `length` digits; in multiplications b is as in training."""
+    def number():
+        digits = torch.randint(10, (B, length), generator=generator)
+        digits[:, -1] = torch.randint(1, 10, (B,), generator=generator)
+        return F.pad(digits, (0, config.width - length))
+    return number(), (draw_short(config, 1, B, generator) if OPERATIONS[config.task].short else number())
+
+
+class Procedure(NamedTuple):
+    """Training on n examples, n_long of them long and fixed: none in standard training, epsilon n with priming, all in
+    fine-tuning. Source: Jelassi et al., "Training procedures"."""
+    name: str
+    n: int
+    n_long: int
+    steps: int
+    seed: int
+
+
+def draw_examples(config, procedure, generator):
+    """-> operands a, b (n, width). Long ones come first and have the --prime-lengths in turn; of the others only a counts,
+    since their b is new each time."""
+    a, lengths = draw_short(config, 0, procedure.n, generator), config.prime_lengths
+    b, long_ones = torch.zeros_like(a), seeded(config.seed + 4)
+    for turn, length in enumerate(lengths):
+        places = torch.arange(turn, procedure.n_long, len(lengths))
+        a[places], b[places] = draw_long(config, length, len(places), long_ones)
+    return a, b
+
+
+def draw_encoder_batch(config, procedure, examples, generator):
+    """-> question, answer tokens. Differs: examples are drawn with replacement, not in epochs."""
+    a, b = examples
+    pick = torch.randint(procedure.n, (config.batch,), generator=generator)
+    fresh = draw_short(config, 1, config.batch, generator)
+    second = torch.where((pick < procedure.n_long)[:, None], b[pick], fresh)
+    return arrange_encoder(config.task, a[pick], second, config.modulus)
+
+
+@torch.no_grad()
+def right_digits(model, question, answer):
+    """-> (B, n_out) bool: is this token of the answer right?"""
+    model.eval()
+    device = model.head.weight.device
+    return torch.cat([(model(q.to(device), t.shape[1]).argmax(-1).cpu() == t)
+                      for q, t in zip(question.split(256), answer.split(256))])
+
+
+def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
+    """AdamW on every answer token, warm-up, then a cosine to zero -> learning curve [[step, [share right of each
+    answer digit]]] on 200 fresh questions of the training length. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
+    Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
+    name, steps, device = procedure.name, procedure.steps, model.head.weight.device
+    if name in keeper.finished:
+        model.load_state_dict(keeper.finished[name]["model"])
+        return keeper.finished[name]["result"]
+    optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.decay)
+    numbers = draw_long(config, config.train_digits, 200, seeded(config.seed + 1))
+    check = arrange_encoder(config.task, *numbers, config.modulus)
+    shown = (check[1] != TOKEN["@"]).any(0)
+    parts, generator = dict(model=model, optimizer=optimizer), seeded(procedure.seed)
+    examples = draw_examples(config, procedure, generator)
+    now = keeper.resume(name, parts, generator) or dict(step=0, curve=[])
+    for step in range(now["step"] + 1, steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
+        question, answer = draw_encoder_batch(config, procedure, examples, generator)
+        model.train()
+        logits = model(question.to(device), answer.shape[1])
+        loss = F.cross_entropy(logits.flatten(0, 1), answer.to(device).flatten())
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        now["step"] = step
+        if step % config.every == 0 or step == steps:
+            right = right_digits(model, *check)
+            now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
+            report(step=step, of=steps, loss=float(loss.detach()), accuracy=float(right.all(1).float().mean()))
+        keeper.step(name, parts, generator, now)
+    keeper.finish(name, model, now["curve"])
+    return now["curve"]
+
+
+def failures(config, a, b, right):
+    """Digits right (B, n_out) of answers -> {"wrong_digits": {digits wrong: answers}, "wrong_places": {place of the
+    only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc": {carries: [right, n]}, "mc":
+    {longest run of carries: [right, n]}}}. Source: Jelassi et al., Fig. 6."""
+    exact, wrong = right.all(1), (~right).sum(1)
+    counts = lambda x: {str(value): int((x == value).sum()) for value in x.unique().tolist()}
+    found = dict(wrong_digits=counts(wrong[~exact]), wrong_places=counts((~right[wrong == 1]).int().argmax(1) + 1))
+    if config.task == "addition":
+        nc, mc = carry(F.pad(a + b, (0, 1)), 10)[1].sum(1), carry_chains("addition", (a, b), 10)
+        found["carries"] = {name: {str(n): [int(exact[x == n].sum()), int((x == n).sum())] for n in x.unique().tolist()}
+                            for name, x in (("nc", nc), ("mc", mc))}
+    return found
+
+
+def evaluate_encoder(model, config):
+    """Exact match -> {"accuracy": {length: share}}, and `failures` at the longest length. All keys are strings."""
+    accuracy = {}
+    for length in sorted(config.lengths):
+        generator = seeded(config.seed * 1_000_003 + length)
+        a, b = draw_long(config, length, config.samples, generator)
+        right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
+        accuracy[str(length)] = share(right.all(1))
+    return dict(accuracy=accuracy, **failures(config, a, b, right))
+
+
+def run_encoder(config, device, report=silent, keeper=Keeper()):
+    """Train, with priming if asked, evaluate; then fine-tune and evaluate again -> (record, model). With fine-tuning
+    the record holds what came before it under "before"."""
+    seconds, curve, found, start = {}, [], [], time.perf_counter()
+    torch.manual_seed(config.seed)
+    model = Encoder(config).to(device)
+    procedures = [Procedure("train", config.n_train, config.prime, config.steps, config.seed + 2)]
+    if config.finetune:
+        procedures.append(Procedure("finetune", config.finetune, config.finetune, config.finetune_steps, config.seed + 3))
+    for procedure in procedures:
+        report(stage=procedure.name)
+        if curve:                                       # fine-tuning, whose dropout must not depend on a resumption
+            torch.manual_seed(procedure.seed)
+        curve.append(train_encoder(model, config, procedure, report, keeper))
+        found.append(evaluate_encoder(model, config))
+        seconds[procedure.name] = round(time.perf_counter() - start - sum(seconds.values()), 2)
+    seconds["total"] = round(sum(seconds.values()), 2)
+    record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
+                  config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
+                  source_sha256=source_sha256(config), seconds=seconds, curve=curve[0], **found[-1])
+    return (record | dict(before=found[0]) if config.finetune else record), model
+
+
+def encoder_summary(record):
+    """The record as the lines that a run prints."""
+    out, before = ["digits   exact     95% interval         n"], record.get("before", {}).get("accuracy", {})
+    for length, a in record["accuracy"].items():
+        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
+        out[-1] += f", before fine-tuning {before[length]['correct'] / a['n']:.1%}" if before else ""
+    words = lambda found: ", ".join(f"{key}: {value}" for key, value in found.items()) or "none"
+    carries = record.get("carries", {})
+    out += [f"[right, n] by {title}  {words(carries[name])}"
+            for name, title in (("nc", "carries"), ("mc", "longest run of carries")) if name in carries]
+    return "\n".join([*out, f"wrong answers by digits wrong  {words(record['wrong_digits'])}",
+                      f"by place of the only wrong one  {words(record['wrong_places'])}",
+                      f"{record['config']['steps']:,} steps, {record['seconds']['total']:.0f} s on {record['device']}"])
+
+
+# ======================================================================================
+# 11. Report: records to Markdown tables
 # ======================================================================================
 
 # Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
@@ -1869,7 +2204,7 @@ def report(path):
 
 
 # ======================================================================================
-# 11. Pictures of a finished run, or of a file of records
+# 12. Pictures of a finished run, or of a file of records
 # ======================================================================================
 #
 # Only this section needs matplotlib, imported by `pyplot`. Colours tell apart without red
@@ -2080,6 +2415,8 @@ def draw_pictures(folder, groups, question=None):
     """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them."""
     plt, folder = pyplot(), Path(folder)
     model, config, calibration, teacher = load(folder, "--plot-from")
+    if isinstance(config, EncoderConfig):
+        raise ValueError(f"--plot-from: there are no pictures of encoder-only models, such as that in {str(folder)!r}")
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
     record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -2100,7 +2437,7 @@ def draw_pictures(folder, groups, question=None):
 
 
 # ======================================================================================
-# 12. Benchmark
+# 13. Benchmark
 # ======================================================================================
 
 class TorchTransformer(nn.Module):
@@ -2286,7 +2623,7 @@ def benchmark_summary(found):
 
 
 # ======================================================================================
-# 13. Command line
+# 14. Command line
 # ======================================================================================
 
 def pick_device(name):
@@ -2326,20 +2663,26 @@ def ask(model, config, calibration, question):
     return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
 
 
+class Kind(NamedTuple):
+    """What belongs to a kind of run."""
+    make: Callable                          # options -> config
+    model: type
+    run: Callable                           # config, device, report, keeper -> record, model, and more for Config
+    summary: Callable
+
+
 def read_run(folder, asked_by):
     """DIR/checkpoint.pt -> (state, config). Raises: ValueError when it holds no run of this program."""
     try:
         state = read_checkpoint(Path(folder) / "checkpoint.pt")
-        kind = PairsConfig if state["config"]["task"] == "consecutive" else Config
+        kind = next(kind for kind in KINDS if state["config"].keys() == {x.name for x in dataclasses.fields(kind)})
         fields = {field.name: tuple if isinstance(field.default, tuple) else lambda value: value
                   for field in dataclasses.fields(kind)}
-        if fields.keys() != state["config"].keys():
-            raise ValueError(f"the run in {str(folder)!r} has other options than this program")
         return state, kind(**{name: form(state["config"][name]) for name, form in fields.items()})
     except ValueError as error:
         raise ValueError(f"{asked_by}: {error}") from None
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program") from None
+    except (KeyError, TypeError, AttributeError, StopIteration):
+        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program, or one with other options") from None
 
 
 def build(kind, config, weights):
@@ -2358,9 +2701,9 @@ def load(folder, asked_by="--from"):
     if "model" not in state:
         raise ValueError(f"{asked_by}: the run in {str(folder)!r} is not finished; go on with --resume {folder}")
     try:
-        if isinstance(config, PairsConfig):
-            return build(PairsModel, config, state["model"]), config, None, None
-        model, calibration = build(Transformer, config, state["model"]), None
+        model, calibration = build(KINDS[type(config)].model, config, state["model"]), None
+        if not isinstance(config, Config):
+            return model, config, None, None
         teacher = dataclasses.replace(config, method="vanilla")
         teacher = build(Transformer, teacher, state["teacher"]) if state["teacher"] else None
         if state["calibration"]:
@@ -2378,9 +2721,9 @@ def load_teacher(folder, config):
     if teacher is None:
         raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
     for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
-        if getattr(other, name) != getattr(config, name):
+        if getattr(other, name) != getattr(config, name, None):
             raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, "
-                             f"not {getattr(config, name)}")
+                             f"not {getattr(config, name, None)}")
     return teacher
 
 
@@ -2440,6 +2783,11 @@ def summary(record):
     return "\n".join(out)
 
 
+KINDS = {Config: Kind(make_config, Transformer, run, summary),
+         PairsConfig: Kind(PairsConfig, PairsModel, run_pairs, pairs_summary),
+         EncoderConfig: Kind(make_encoder_config, Encoder, run_encoder, encoder_summary)}
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         """One line instead of the whole usage."""
@@ -2454,7 +2802,7 @@ def parser():
     """Options left out are absent from the result, so that a preset can fill them."""
     p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
                description=__doc__.partition("\n")[0])
-    known = {field.name: field for field in (*dataclasses.fields(PairsConfig), *dataclasses.fields(Config))}
+    known = {field.name: field for kind in (PairsConfig, EncoderConfig, Config) for field in dataclasses.fields(kind)}
     for field in known.values():
         kind = numbers if isinstance(field.default, tuple) else type(field.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
@@ -2483,17 +2831,21 @@ def parser():
 
 
 def read_config(options):
-    """Parsed options -> Config, or PairsConfig for "consecutive". Raises: ValueError for an option of the other."""
-    kind = PairsConfig if options.get("task") == "consecutive" else Config
-    task = options.get("task", Config.task)
-    if task not in (*TASKS, "consecutive"):
-        raise ValueError(f"--task: {task!r} is unknown; choose from {', '.join(TASKS)}, consecutive")
-    names = {each: {field.name for field in dataclasses.fields(each)} for each in (Config, PairsConfig)}
+    """Parsed options -> Config, PairsConfig for "consecutive", EncoderConfig for tasks that only encoder-only models have
+    or if --model says so. Raises: ValueError for an option of another."""
+    task = options.get("task")
+    tasks = {**TASKS, "consecutive": None, **OPERATIONS}
+    if task is not None and task not in tasks:
+        raise ValueError(f"--task: {task!r} is unknown; choose from {', '.join(tasks)}")
+    own = task in OPERATIONS and task not in TASKS
+    model = options.get("model", "universal" if own else "seq2seq")
+    kind = PairsConfig if task == "consecutive" else Config if model == "seq2seq" else EncoderConfig
+    names = {each: {field.name for field in dataclasses.fields(each)} for each in KINDS}
     for name in options:
-        if name in names[Config] | names[PairsConfig] and name not in names[kind]:
-            raise ValueError(f"{flag(name)}: --task {task} has no such option")
+        if any(name in names[each] for each in KINDS) and name not in names[kind] and (name, kind) != ("model", Config):
+            raise ValueError(f"{flag(name)}: --task {task or kind.task} with --model {model} has no such option")
     given = {name: value for name, value in options.items() if name in names[kind]}
-    return PairsConfig(**given) if kind is PairsConfig else make_config(**given)
+    return KINDS[kind].make(**given)
 
 
 def new_folder(stem, out):
@@ -2545,6 +2897,8 @@ def prepare(options, config):
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if processes()[1] > 1 and not isinstance(config, Config):
+        raise ValueError(f"--task: {config.task} is trained by one process, not {processes()[1]}")
     if config.batch % processes()[1]:
         raise ValueError(f"--batch: {config.batch} examples cannot be shared by {processes()[1]} processes")
     if options["save_every"] < 1:
@@ -2573,12 +2927,14 @@ def train_command(options):
     """Run an experiment, write its folder, print the result."""
     config = without_compile(read_config(options))
     device = prepare(options, config)
+    if options.get("plot") and isinstance(config, EncoderConfig):
+        raise ValueError("--plot: there are no pictures of encoder-only models")
     if options.get("plot"):
         pyplot()                                        # missing matplotlib is told before the run, not after
     if "record" in options and is_recorded(config, options["record"]):
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
-    kind = [config.d_vocab, config.d_head] if isinstance(config, PairsConfig) else [config.method, config.preset]
+    kind = [config.method, config.preset] if hasattr(config, "method") else [config.d_vocab, config.d_head]
     stem = "-".join(map(str, [config.task, *kind, f"seed{config.seed}"]))
     keeper = Keeper(None, None, options["save_every"])
     if "teacher" in options:
@@ -2607,7 +2963,7 @@ def resume_command(options):
     try:
         saved = [*state["finished"].values()] + ([state["current"]["parts"]] if state["current"] else [])
         for part in saved:
-            build(PairsModel if isinstance(config, PairsConfig) else Transformer, config, part["model"])
+            build(KINDS[type(config)].model, config, part["model"])
     except Exception as error:
         raise ValueError(f"--resume: the state of the run in {str(folder)!r} does not fit its options "
                          f"({type(error).__name__})") from None
@@ -2621,17 +2977,14 @@ def resume_command(options):
 
 def carry_out(config, device, folder, keeper, options):
     """Run, or go on, in a folder that is locked -> exit code."""
-    pairs, calibration, teacher = isinstance(config, PairsConfig), None, None
+    kind = KINDS[type(config)]
     keeper.path, keeper.config = folder / "checkpoint.pt", dataclasses.asdict(config)
     keeper.save()
     progress = Progress(folder / "log.jsonl", options.get("quiet"), keeper)
     try:
         with keeper.signals():
             progress.show(f"{config.task} on {device}, in {folder}")
-            if pairs:
-                record, model = run_pairs(config, device, progress, keeper)
-            else:
-                record, model, calibration, teacher = run(config, device, progress, keeper)
+            record, model, *more = kind.run(config, device, progress, keeper)
     except Interrupted as stop:
         print(f"lengen: interrupted; go on with: python lengen.py --resume {folder}", file=sys.stderr)
         return 128 + stop.args[0]
@@ -2641,13 +2994,14 @@ def carry_out(config, device, folder, keeper, options):
     if "record" in options:
         append_record(record, options["record"])
     weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
+    calibration, teacher = more or (None, None)
     lines = [[lines._asdict() for lines in pair] for pair in calibration or []]
     write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher),
                                        calibration=lines))
-    text = json.dumps(record) if options.get("json") else (pairs_summary if pairs else summary)(record)
+    text = json.dumps(record) if options.get("json") else kind.summary(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     if options.get("plot"):
-        draw_pictures(folder, {} if pairs else read_records(folder), options.get("attend"))
+        draw_pictures(folder, read_records(folder) if kind.run is run else {}, options.get("attend"))
     return 0
 
 
@@ -2660,8 +3014,8 @@ def eval_command(options):
     """Test a finished run on other lengths; its record, with the new figures, is printed and kept only by --record."""
     folder, tested = Path(options["eval"]), ("lengths", "hard", "samples", "long_samples")
     model, config, calibration, _ = load(folder, "--eval")
-    if isinstance(config, PairsConfig):
-        raise ValueError("--eval: a run of the task consecutive has no lengths")
+    if not isinstance(config, Config):
+        raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
     for field in dataclasses.fields(config):
         if field.name in options and field.name not in tested:
             raise ValueError(f"{flag(field.name)}: --eval tests a finished run, and takes "
@@ -2687,8 +3041,8 @@ def ask_command(options):
     if "folder" not in options or "ask" not in options:
         raise ValueError("--from DIR and --ask QUESTION go together")
     (model, config, calibration, _), code = load(options["folder"]), 0
-    if isinstance(config, PairsConfig):
-        raise ValueError("--ask: a run of the task consecutive answers no questions")
+    if not isinstance(config, Config):
+        raise ValueError(f"--ask: a run of the task {config.task} answers no questions")
     for given in options["ask"]:
         for question in (line.strip() for line in sys.stdin) if given == "-" else [given]:
             try:
@@ -2735,6 +3089,8 @@ def list_command(options):
     for name, task in TASKS.items():
         print(f"  {name:<14} {task.about}")
     print(f"  {'consecutive':<14} does the sequence hold a neighbour of this integer? (one attention head)")
+    for name, operation in OPERATIONS.items():
+        print(f"  {name:<22} {operation.about} (encoder-only models{', or --model seq2seq' * (name in TASKS)})")
     print("methods")
     for name, method in METHODS.items():
         print(f"  {name:<14} {method.where} ({method.source})")

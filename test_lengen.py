@@ -939,6 +939,187 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
 
+# --- 10. encoder-only models ----------------------------------------------------------
+
+def encoder_strings(task, a, b, width, modulus):
+    """Question and answer of two Python integers."""
+    sign = dict(zip(L.OPERATIONS, "+$&*+"))[task]
+    long = max(len(str(a)), len(str(b)))
+    digits = [str((int(x) + int(y)) % 10) for x, y in zip(str(a).zfill(long), str(b).zfill(long))]
+    answer = {"addition": a + b, "multiplication": a * b, "modular-addition": (a + b) % modulus,
+              "modular-multiplication": (a * b) % modulus, "elementwise-addition": "".join(digits)}[task]
+    n_out = {"addition": width + 1, "multiplication": 2 * width, "elementwise-addition": width}.get(task, len(str(modulus - 1)))
+    return f"{str(a).ljust(width, '@')}{sign}{str(b).ljust(width, '@')}", str(answer).ljust(n_out, "@")
+
+
+def encoder_arranged(task, a, b, width, modulus=100):
+    question, answer = L.arrange_encoder(task, *(L.read_digits(str(x), width, 10) for x in (a, b)), modulus)
+    return L.decode(question[0]), L.decode(answer[0])
+
+
+def encoder_batches(config, n, n_long, seed):
+    """Endless batches of a procedure."""
+    procedure, generator = L.Procedure("", n, n_long, 1, seed), L.seeded(seed)
+    examples = L.draw_examples(config, procedure, generator)
+    while True:
+        yield L.draw_encoder_batch(config, procedure, examples, generator)
+
+
+def small_encoder(**options):
+    return L.make_encoder_config(**{**dict(n_layer=3, d_model=16, n_head=2, lengths=(4, 6), train_digits=3, second_digits=2), **options})
+
+
+@pytest.mark.parametrize("task", ["addition", "modular-addition", "multiplication", "modular-multiplication", "elementwise-addition"])
+def test_encoder_questions_equal_python_integers(task):
+    draw = random.Random(0)
+    for first, second, width in [(1, 1, 1), (5, 5, 5), (5, 3, 7), (3, 5, 20), (20, 20, 20), (35, 3, 35), (35, 35, 36)]:
+        for modulus in (2, 7, 100, 101, 128, 1000, 10 ** 9):
+            a, b = draw.choice([draw.randrange(10 ** first), 10 ** first - 1, 0]), draw.randrange(10 ** second)
+            assert encoder_arranged(task, a, b, width, modulus) == encoder_strings(task, a, b, width, modulus)
+
+
+def test_encoder_examples_of_the_paper():
+    assert encoder_arranged("addition", 12, 39, 3) == ("12@+39@", "51@@")
+    assert encoder_arranged("addition", 999, 345, 3) == ("999+345", "1344")
+    assert encoder_arranged("elementwise-addition", 99, 45, 2)[1] == "34"
+    assert encoder_arranged("multiplication", 535, 257, 3) == ("535&257", "137495")
+
+
+@pytest.mark.parametrize("model, norm", [("universal", "post"), ("universal", "pre"), ("encoder", "post")])
+def test_encoder_equals_torchs(model, norm):
+    ours = L.Encoder(small_encoder(method="ape", model=model, norm=norm)).eval()
+    theirs = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 64, 0.0, "gelu", batch_first=True, norm_first=norm == "pre"), 3,
+                                   enable_nested_tensor=False).eval()
+    if model == "universal":
+        theirs.layers = nn.ModuleList([theirs.layers[0]] * 3)
+    assert len(ours.layers) == (1 if model == "universal" else 3)
+    for parameter in ours.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    for a, b in zip(ours.layers, theirs.layers):
+        parts = [a.self_attention.q, a.self_attention.k, a.self_attention.v]
+        b.self_attn.in_proj_weight.data = torch.cat([part.weight for part in parts])
+        b.self_attn.in_proj_bias.data = torch.cat([part.bias for part in parts])
+        for x, y in [(a.self_attention.out, b.self_attn.out_proj), (a.feed_forward[0], b.linear1), (a.feed_forward[3], b.linear2),
+                     (a.norms[0], b.norm1), (a.norms[1], b.norm2)]:
+            y.load_state_dict(x.state_dict())
+    tokens = torch.randint(15, (4, 13))
+    x = ours.embedding(tokens) + ours.table.weight
+    expected = ours.norm(theirs(x)) if norm == "pre" else theirs(ours.norm(x))
+    torch.testing.assert_close(ours(tokens, 7), ours.head(expected)[:, :7])
+
+
+@pytest.mark.parametrize("method", ["ape", "rpe-k", "rpe-kq"])
+def test_encoder_positions_tell_operands_apart(method):
+    model = L.Encoder(small_encoder(method=method)).eval()
+    for layer in model.layers:                                  # from 0.02, attention would be too even to see anything
+        nn.init.normal_(layer.self_attention.q.weight), nn.init.normal_(layer.self_attention.k.weight)
+    tokens = torch.arange(13)[None]
+    swapped = tokens[:, [1, 0, *range(2, 13)]]
+    assert (model(tokens, 13)[:, 2:] - model(swapped, 13)[:, 2:]).abs().max() > 1e-6
+    assert model(tokens, 7).shape == (1, 7, 15)
+
+
+def test_training_examples_are_primed_as_asked():
+    config = small_encoder(n_train=40, prime=10, prime_lengths=(5, 6), batch=500)
+    stream = encoder_batches(config, 40, 10, 1)
+    pairs = [L.decode(question).replace("@", "").split("+") for _ in range(8) for question in next(stream)[0]]
+    long = {(a, b) for a, b in pairs if len(a) > 3}
+    assert sorted(len(a) for a, _ in long) == [5] * 5 + [6] * 5 and all(len(a) == len(b) for a, b in long)
+    assert abs(sum(len(a) > 3 for a, _ in pairs) - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75)
+    short = [(int(a), int(b)) for a, b in pairs if len(a) <= 3]
+    assert len({a for a, _ in short}) in (29, 30) and len({b for _, b in short}) > 900     # one may be there twice
+    assert all(0 < x < 1000 for pair in short for x in pair)
+    tuned = next(encoder_batches(config, 10, 10, 2))[0]
+    assert {tuple(L.decode(q).replace("@", "").split("+")) for q in tuned} == long         # the same ones, and no other
+    short_second = next(encoder_batches(small_encoder(task="multiplication", prime=5, n_train=5), 5, 5, 1))[0]
+    assert {len(L.decode(q).replace("@", "").split("&")[0]) for q in short_second} == {6}
+    assert all(0 < int(L.decode(q).replace("@", "").split("&")[1]) < 100 for q in short_second)
+
+
+def test_training_numbers_are_uniform_below_their_bound():
+    drawn = L.draw_short(small_encoder(train_digits=5), 0, 20_000, torch.Generator().manual_seed(0))
+    full = int((drawn[:, 4] > 0).sum())
+    assert abs(full - 18_000) < 5 * math.sqrt(20_000 * 0.09) and not drawn[:, 5:].any()
+
+
+def test_failures_are_grouped_by_carries(monkeypatch):
+    config = small_encoder(lengths=(4, 6), samples=300)
+    carries = lambda a, b: [int(int(a[-n:]) + int(b[-n:]) >= 10 ** n) for n in range(1, 7)]
+
+    class Model(nn.Module):
+        """Right unless three columns carry; then the leftmost digit is 0."""
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(1, 1)
+
+        def forward(self, question, n_out):
+            answers = []
+            for a, b in (L.decode(q).replace("@", "").split("+") for q in question):
+                answer = str(int(a) + int(b))
+                answers.append(L.encode(("0" + answer[1:] if sum(carries(a, b)) >= 3 else answer).ljust(n_out, "@")))
+            return F.one_hot(torch.stack(answers), 15).float()
+
+    found = L.evaluate_encoder(Model(), config)
+    wrong = found["accuracy"]["6"]["n"] - found["accuracy"]["6"]["correct"]
+    assert found["wrong_places"] == {"1": wrong} and found["wrong_digits"] == {"1": wrong} and 0 < wrong < 300
+    assert all(right == (n if int(count) < 3 else 0) for count, (right, n) in found["carries"]["nc"].items())
+    assert sum(n for _, n in found["carries"]["mc"].values()) == 300 and found["carries"]["mc"]["0"][0] == found["carries"]["nc"]["0"][0]
+    assert all(right == 0 for run, (right, n) in found["carries"]["mc"].items() if int(run) >= 3)
+
+
+def test_encoder_sizes_are_the_papers():
+    shape = lambda config: (config.n_layer, config.d_model, config.n_head, config.d_ff)
+    assert [shape(L.EncoderConfig(size=size)) for size in ("base", "standard", "large")] == [
+        (6, 512, 8, 2048), (6, 1024, 16, 4096), (10, 1024, 16, 4096)]
+    paper = L.make_encoder_config("paper", task="multiplication")
+    assert shape(paper) == (6, 1024, 16, 4096) and paper.steps * paper.batch == 15_000 * 5000 and paper.width == 35
+    assert (paper.norm, paper.dropout, paper.lr, paper.decay) == ("post", 0.1, 1e-4, 0.01)
+
+
+ENCODER = ("--model universal --d-model 16 --n-head 2 --n-layer 2 --train-digits 2 --second-digits 1 --lengths 2,4 --steps 6 --every 3 "
+           "--batch 8 --samples 20 --n-train 50 --lr 0.1 --warmup 1 --quiet --device cpu")
+
+
+@pytest.mark.parametrize("task", ["addition", "multiplication"])
+def test_encoder_run_leaves_a_record(task, tmp_path, capsys):
+    torch.set_default_dtype(torch.float32)
+    arguments = shlex.split(f"--task {task} {ENCODER} --prime 5 --finetune 4 --finetune-steps 2") + ["--out", str(tmp_path)]
+    assert L.main([*arguments, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert {"task", "method", "seed", "config", "device", "torch", "source_sha256", "seconds", "accuracy", "curve", "before",
+            "wrong_digits", "wrong_places"} <= set(record) and ("carries" in record) == (task == "addition")
+    assert [step for step, _ in record["curve"]] == [3, 6] and len(record["curve"][0][1]) == 3
+    assert set(record["accuracy"]) == set(record["before"]["accuracy"]) == {"2", "4"}
+    assert record["seconds"]["total"] == round(record["seconds"]["train"] + record["seconds"]["finetune"], 2)
+    model, config, _, _ = L.load(tmp_path)
+    assert isinstance(model, L.Encoder) and dataclasses.asdict(config)["prime_lengths"] == (4,)
+    assert L.main(["--from", str(tmp_path), "--ask", "1+1"]) == 2 and "--ask" in capsys.readouterr().err
+    assert L.evaluate_encoder(model, config)["wrong_digits"] == record["wrong_digits"] != record["before"]["wrong_digits"]
+    assert "longest run of carries" in L.encoder_summary(record) or task == "multiplication"
+
+
+def test_the_model_follows_from_the_task():
+    kind = lambda text: L.read_config(vars(L.parser().parse_args(shlex.split(text))))
+    assert kind("--task modular-addition").model == "universal" and kind("--task multiplication --model encoder").model == "encoder"
+    assert isinstance(kind("--task addition"), L.Config) and isinstance(kind("--task addition --model seq2seq"), L.Config)
+    assert kind("--task addition --model universal").method == "rpe-k" and isinstance(kind(""), L.Config)
+
+
+@pytest.mark.parametrize("arguments, named", [
+    ("--model encoder --task successor", "--task"), ("--model universal --method abc", "--method"),
+    ("--model encoder --task addition --method vanilla", "--method"), ("--model rnn", "--model"),
+    ("--model seq2seq --task multiplication", "--task"), ("--task consecutive --model universal", "--model"),
+    ("--task addition --prime 5", "--prime"), ("--task multiplication --kappa-cross 1", "--kappa-cross"),
+    ("--task multiplication --modulus 1", "--modulus"), ("--model universal --width 4", "--width"),
+    ("--model universal --prime 6 --n-train 5", "--prime"), ("--model universal --n-head 3", "--n-head"),
+    ("--model universal --size huge", "--size"), ("--model universal --prime-lengths -1", "--prime-lengths"),
+    ("--model universal --train-digits 19", "--train-digits"), ("--task multiplication --plot", "--plot")])
+def test_bad_encoder_input_is_one_line_and_exit_2(arguments, named, capsys):
+    assert L.main(shlex.split(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and named in err
+
+
 # --- 12. benchmark ------------------------------------------------------------------------
 
 def test_benchmark_counts_the_products_of_a_step(monkeypatch):
@@ -994,14 +1175,19 @@ def same(a, b):
     return a[0] == b[0] and a[1].keys() == b[1].keys() and all(torch.equal(a[1][name], b[1][name]) for name in a[1])
 
 
-@pytest.mark.parametrize("task, extra", [("successor", ["--method", "abc", "--seed", "3"]), ("consecutive", None)])
-def test_a_killed_run_goes_on_to_the_same_weights(task, extra, tmp_path, monkeypatch):
-    """abc with every training interrupted, and consecutive pairs, both against the uninterrupted run, bit for bit."""
+KILLED = {"abc": [*TINY, "--method", "abc", "--seed", "3"],
+          "pairs": shlex.split("--task consecutive --d-vocab 5 --d-head 2 --d-model 8 --batch 10 --seeds 2 --steps 230"),
+          "encoder": shlex.split("--task multiplication --n-layer 2 --d-model 8 --n-head 2 --batch 8 --steps 40 --every 10 --prime 3 "
+                                 "--finetune 5 --finetune-steps 30 --lengths 3,5 --train-digits 3 --samples 10 --n-train 50")}
+
+
+@pytest.mark.parametrize("command", KILLED)
+def test_a_killed_run_goes_on_to_the_same_weights(command, tmp_path, monkeypatch):
+    """Every kind of run, interrupted in each training, against the uninterrupted run, bit for bit."""
     torch.set_default_dtype(torch.float32)
     monkeypatch.setattr(L, "collect_attention", lambda model, *a: (torch.rand(1, 2, 9, 9, generator=L.seeded(0)),
                                                                   torch.rand(1, 2, 9, 10, generator=L.seeded(1))))
-    command = [*TINY, *extra] if extra else ("--task consecutive --d-vocab 5 --d-head 2 --d-model 8 --batch 10 --seeds 2 --steps 230 "
-                                             "--save-every 40 --quiet --device cpu").split()
+    command = [*KILLED[command], "--save-every", "7", "--quiet", "--device", "cpu"]
     assert L.main([*command, "--out", str(tmp_path / "whole")]) == 0
     step, places = L.Keeper.step, iter([1, 3, 8, 9, 30, 10, 30])
 
@@ -1150,9 +1336,11 @@ def test_an_unfinished_run_that_does_not_fit_costs_one_line(tmp_path, capsys, mo
 
 def bad_values():
     """Every option at values it must refuse: text, nothing, nan, inf, a fraction of an integer, beyond its limits."""
-    for kind, start in ((L.Config, []), (L.PairsConfig, ["--task", "consecutive"])):
+    for kind, start in ((L.Config, []), (L.PairsConfig, ["--task", "consecutive"]), (L.EncoderConfig, ["--task", "multiplication"])):
         for field in dataclasses.fields(kind):
             meta, name = field.metadata, L.flag(field.name)
+            if field.name == "task" and start:
+                continue
             if meta["choices"]:
                 values = ["", "no-such", "0"]
             elif isinstance(field.default, bool):
