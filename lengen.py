@@ -2394,6 +2394,43 @@ def pairs_picture(plt, model):
     return figure
 
 
+def encoder_name(record):
+    """What sets a run of an encoder-only model apart in a legend."""
+    c = record["config"]
+    trained = [f"{c[name]} {word}" for name, word in (("prime", "primed"), ("finetune", "fine-tuned")) if c[name]]
+    return ", ".join([f"{c['model']} {record['method']}", *trained, f"seed {record['seed']}"])
+
+
+def encoder_picture(plt, records):
+    """Runs of a task by encoder-only models: accuracy by length, and by carries at the longest; of the first run the
+    learning curve of each answer digit and how many digits wrong answers have wrong."""
+    figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
+    first = records[0]
+    for r in records:
+        counts = [(int(length), a["correct"] / a["n"], a["low"], a["high"]) for length, a in r["accuracy"].items()]
+        x, share, low, high = zip(*counts)
+        [line] = lengths.plot(x, share, label=encoder_name(r))
+        lengths.fill_between(x, low, high, color=line.get_color(), alpha=0.2)
+        for name, style in (("nc", "-"), ("mc", ":")):
+            found = sorted((int(n), right / asked) for n, (right, asked) in r.get("carries", {}).get(name, {}).items())
+            carries.plot(*zip(*found), style, color=line.get_color()) if found else None
+    steps, digits = zip(*first["curve"])
+    for place, shares in enumerate(zip(*digits), 1):
+        curve.plot(steps, shares, label=place)
+    wrong.bar(*zip(*sorted((int(n), count) for n, count in first["wrong_digits"].items())) or ([], []))
+    most = first["config"]["train_digits"]
+    lengths.axvspan(1, most, color="0.9")
+    lengths.set(xlabel="digits (grey: trained)", ylabel="share exact (band: 95%)", ylim=(-0.03, 1.03))
+    carries.set(xlabel="carries (solid), longest run of carries (dotted)", ylim=(-0.03, 1.03),
+                ylabel=f"share exact, {max(map(int, first['accuracy']))} digits")
+    curve.set(xlabel="training step (digits from the left)", ylabel=f"share right, {most} digits", title=encoder_name(first))
+    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
+    curve.legend(title="digit", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.suptitle(f"{first['task']}, encoder-only, trained on numbers of up to {most} digits")
+    return figure
+
+
 def character_map(config, calibration):
     """The calibrated biases at training size as text: # strongest entry of its head, + open, . closed."""
     out = []
@@ -2412,14 +2449,16 @@ QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919
 
 
 def draw_pictures(folder, groups, question=None):
-    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them."""
+    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them, for encoder-only
+    models the records to draw beside its own."""
     plt, folder = pyplot(), Path(folder)
     model, config, calibration, teacher = load(folder, "--plot-from")
-    if isinstance(config, EncoderConfig):
-        raise ValueError(f"--plot-from: there are no pictures of encoder-only models, such as that in {str(folder)!r}")
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
     record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    if isinstance(model, Encoder):
+        others = [other for other in groups if other != record and other["task"] == record["task"]]
+        return save_picture(encoder_picture(plt, [record, *others]), folder / "encoder.png")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
     models = [(config.method, model, config, calibration)]
     figures = {"accuracy": accuracy_picture(plt, groups, config.task), "training": training_picture(plt, config, log),
@@ -2927,8 +2966,6 @@ def train_command(options):
     """Run an experiment, write its folder, print the result."""
     config = without_compile(read_config(options))
     device = prepare(options, config)
-    if options.get("plot") and isinstance(config, EncoderConfig):
-        raise ValueError("--plot: there are no pictures of encoder-only models")
     if options.get("plot"):
         pyplot()                                        # missing matplotlib is told before the run, not after
     if "record" in options and is_recorded(config, options["record"]):
@@ -3062,13 +3099,15 @@ def plot_command(options):
     """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one."""
     pyplot()
     folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
-    runs = [path for path in options["plot_from"] if path not in folders or folders[path][2] is not None
-            or isinstance(folders[path][1], Config)]
-    groups = read_records(*runs)
+    kinds = {path: type(folders[path][1]) if path in folders else Config for path in options["plot_from"]}
+    groups = read_records(*(path for path, kind in kinds.items() if kind is Config))
+    encoders = [json.loads((Path(path) / "result.json").read_text(encoding="utf-8"))
+                for path, kind in kinds.items() if kind is EncoderConfig]
     of_task = lambda task: {key: records for key, records in groups.items() if key[0] == task}
     for path in options["plot_from"]:
         if path in folders:
-            draw_pictures(path, of_task(folders[path][1].task), options.get("attend"))
+            beside = encoders if kinds[path] is EncoderConfig else of_task(folders[path][1].task)
+            draw_pictures(path, beside, options.get("attend"))
             if folders[path][2]:
                 print(character_map(folders[path][1], folders[path][2]))
             continue

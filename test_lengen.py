@@ -922,18 +922,21 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     torch.set_default_dtype(torch.float32)
     small = [*QUICK, "--quiet", "--average", "0", "--warmup", "1", "--lr", "0.01", "--retrain-steps", "5", "--force"]
     runs = {"a": ["--task", "parity-label"], "b": ["--task", "addition", "--method", "window"],
-            "c": ["--task", "consecutive", "--d-head", "2", "--steps", "1", "--batch", "8"]}
-    common = {"a": small, "b": small, "c": ["--quiet", "--device", "cpu"]}
+            "c": ["--task", "consecutive", "--d-head", "2", "--steps", "1", "--batch", "8"],
+            "d": ["--task", "addition", "--model", "encoder", "--steps", "20", "--every", "10", "--samples", "50"],
+            "e": ["--task", "multiplication", "--prime", "3", "--steps", "20", "--every", "10", "--samples", "50"]}
+    common = {"a": small, "b": small, **dict.fromkeys("cde", ["--quiet", "--device", "cpu"])}
     for name, arguments in runs.items():
         assert L.main([*common[name], *arguments, "--plot", "--out", str(tmp_path / name)]) == 0
     drawn = {name: {path.stem for path in (tmp_path / name).glob("*.png")} for name in runs}
     assert drawn["a"] == {"accuracy", "training", "errors", "attention", "bias-layer1"}
     assert drawn["b"] == {"accuracy", "training", "errors", "attention", "window"} and drawn["c"] == {"pairs"}
+    assert drawn["d"] == drawn["e"] == {"encoder"}
     for path in tmp_path.glob("*/*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and 5_000 < path.stat().st_size < 200_000
     capsys.readouterr()
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in runs), "--attend", "12+3"]) == 2
-    assert L.main(["--plot-from", str(tmp_path / "a"), str(tmp_path / "c")]) == 0
+    assert L.main(["--plot-from", *(str(tmp_path / name) for name in "acde")]) == 0
     assert "layer 1 cross, heads" in capsys.readouterr().out
     (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
