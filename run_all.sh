@@ -31,6 +31,7 @@ start() {                                   # start FILE ARGUMENTS: as soon as f
 record() { start "$records" "$@"; }
 small() { start results/quick.jsonl "$@"; }
 pairs() { start results/pairs.jsonl --task consecutive "$@"; }
+encoder() { start results/encoder.jsonl "$@"; }
 ablate() {                                  # with the teacher of the run in runs/full, if it is there
     local folder=runs/full/$2-$4
     if [ -e "$folder/checkpoint.pt" ]; then record --teacher "$folder" "$@"; else record "$@"; fi
@@ -101,6 +102,18 @@ done
 for method in vanilla abc; do
     record --task addition --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
 done
+
+# Encoder-only models
+addition="--lengths 5,6,7,8,10 --width 12 --lr 2e-3"
+encoder --task addition --model universal $addition --n-layer 3 --method rpe-k --steps 7000 --every 1000
+encoder --task addition --model universal $addition --n-layer 3 --method ape --steps 4000 --every 500
+for method in rpe-k ape; do
+    encoder --task elementwise-addition $addition --method "$method" --steps 2000 --every 500
+done
+for long in "--prime 500" "--finetune 500"; do
+    encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
+done
+encoder --task modular-addition --method rpe-kq --lengths 5,6,10 --width 12 --lr 2e-3 --dropout 0 --batch 128 --steps 2500 --every 250
 
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4

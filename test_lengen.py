@@ -1116,7 +1116,7 @@ def test_the_model_follows_from_the_task():
     ("--task multiplication --modulus 1", "--modulus"), ("--model universal --width 4", "--width"),
     ("--model universal --prime 6 --n-train 5", "--prime"), ("--model universal --n-head 3", "--n-head"),
     ("--model universal --size huge", "--size"), ("--model universal --prime-lengths -1", "--prime-lengths"),
-    ("--model universal --train-digits 19", "--train-digits"), ("--task multiplication --plot", "--plot")])
+    ("--model universal --train-digits 19", "--train-digits")])
 def test_bad_encoder_input_is_one_line_and_exit_2(arguments, named, capsys):
     assert L.main(shlex.split(arguments)) == 2
     out, err = capsys.readouterr()
