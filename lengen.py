@@ -2675,31 +2675,25 @@ def pick_device(name):
     return torch.device(name)
 
 
-def ask(model, config, calibration, question):
-    """One question, such as "123+748", put to a trained model -> its answer, "871", without padding.
-
-    Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
-    """
-    spec, base = TASKS[config.task], config.base
-    shape = spec.operator.join(["1011" if base == 2 else "123", "1"][:len(spec.operands)])
-    operands = question.split(spec.operator) if spec.operator else [question]
-    if (len(operands) != len(spec.operands) or not all(text and set(text) <= set(VOCAB[:base]) for text in operands)
-            or any(len(text) > 1 for text, kind in zip(operands, spec.operands) if kind == "digit")):
-        raise ValueError(f"{question!r} is not a question for {config.task} in base {base}; ask like {shape}")
-    width = max(config.width, len(operands[0]) + spec.headroom, len(operands[-1]) + spec.headroom)
-    align = METHODS[config.method].bias == "window"
-    source, target = example(config.task, *operands, width=width, base=base, align=align)
-    device = next(model.parameters()).device
-    keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
-    if keys:
-        tokens = generate_sparse(model, source, len(target) - 1, keys)
-    else:
-        tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
-    written = decode(tokens[0])[1:]
-    digits = written.partition(END)[0]
-    if END not in written or not set(digits) <= set(VOCAB[:base]):
-        return f"no number; the model wrote {written!r}"
-    return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
+def summary(record):
+    """The record as the lines that a run prints."""
+    seconds, lines = record["seconds"], record["lines"]
+    out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
+           f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
+    if lines:
+        transparent = sum(line["line"] is None for line in lines)
+        out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
+                f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
+        out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
+                f"{seconds['retrain']:.1f} s"]
+    out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
+            "digits   exact     95% interval         n"]
+    for length, a in record["accuracy"].items():
+        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
+    for length, sets in record["hard"].items():
+        out.append(f"hard sets of {length} digits, right of n: "
+                   + ", ".join(f"{name} {a['correct']}/{a['n']}" for name, a in sets.items()))
+    return "\n".join(out)
 
 
 class Kind(NamedTuple):
@@ -2708,6 +2702,11 @@ class Kind(NamedTuple):
     model: type
     run: Callable                           # config, device, report, keeper -> record, model, and more for Config
     summary: Callable
+
+
+KINDS = {Config: Kind(make_config, Transformer, run, summary),
+         PairsConfig: Kind(PairsConfig, PairsModel, run_pairs, pairs_summary),
+         EncoderConfig: Kind(make_encoder_config, Encoder, run_encoder, encoder_summary)}
 
 
 def read_run(folder, asked_by):
@@ -2766,6 +2765,33 @@ def load_teacher(folder, config):
     return teacher
 
 
+def ask(model, config, calibration, question):
+    """One question, such as "123+748", put to a trained model -> its answer, "871", without padding.
+
+    Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
+    """
+    spec, base = TASKS[config.task], config.base
+    shape = spec.operator.join(["1011" if base == 2 else "123", "1"][:len(spec.operands)])
+    operands = question.split(spec.operator) if spec.operator else [question]
+    if (len(operands) != len(spec.operands) or not all(text and set(text) <= set(VOCAB[:base]) for text in operands)
+            or any(len(text) > 1 for text, kind in zip(operands, spec.operands) if kind == "digit")):
+        raise ValueError(f"{question!r} is not a question for {config.task} in base {base}; ask like {shape}")
+    width = max(config.width, len(operands[0]) + spec.headroom, len(operands[-1]) + spec.headroom)
+    align = METHODS[config.method].bias == "window"
+    source, target = example(config.task, *operands, width=width, base=base, align=align)
+    device = next(model.parameters()).device
+    keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
+    if keys:
+        tokens = generate_sparse(model, source, len(target) - 1, keys)
+    else:
+        tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
+    written = decode(tokens[0])[1:]
+    digits = written.partition(END)[0]
+    if END not in written or not set(digits) <= set(VOCAB[:base]):
+        return f"no number; the model wrote {written!r}"
+    return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
+
+
 class Progress:
     """Progress to stderr, one live line on a terminal and plain lines otherwise; every report to log.jsonl."""
 
@@ -2799,32 +2825,6 @@ class Progress:
         self.log.close()
         if self.live and not self.quiet:
             print(file=sys.stderr)
-
-
-def summary(record):
-    """The record as the lines that a run prints."""
-    seconds, lines = record["seconds"], record["lines"]
-    out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
-           f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
-    if lines:
-        transparent = sum(line["line"] is None for line in lines)
-        out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
-                f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
-        out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
-                f"{seconds['retrain']:.1f} s"]
-    out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
-            "digits   exact     95% interval         n"]
-    for length, a in record["accuracy"].items():
-        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
-    for length, sets in record["hard"].items():
-        out.append(f"hard sets of {length} digits, right of n: "
-                   + ", ".join(f"{name} {a['correct']}/{a['n']}" for name, a in sets.items()))
-    return "\n".join(out)
-
-
-KINDS = {Config: Kind(make_config, Transformer, run, summary),
-         PairsConfig: Kind(PairsConfig, PairsModel, run_pairs, pairs_summary),
-         EncoderConfig: Kind(make_encoder_config, Encoder, run_encoder, encoder_summary)}
 
 
 class Parser(argparse.ArgumentParser):
