@@ -113,7 +113,9 @@ done
 for long in "--prime 500" "--finetune 500"; do
     encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
 done
-encoder --task modular-addition --method rpe-kq --lengths 5,6,10 --width 12 --lr 2e-3 --dropout 0 --batch 128 --steps 2500 --every 250
+modular="--task modular-addition --n-layer 2 --batch 512 --dropout 0 --lr 3e-3 --lengths 5,6,10 --width 10"
+encoder $modular --method rpe-kq --steps 1800 --every 200
+encoder $modular --method ape --d-model 64 --n-head 4 --steps 2500 --every 250
 
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4
