@@ -2418,6 +2418,11 @@ def encoder_picture(plt, records):
     for place, shares in enumerate(zip(*digits), 1):
         curve.plot(steps, shares, label=place)
     wrong.bar(*zip(*sorted((int(n), count) for n, count in first["wrong_digits"].items())) or ([], []))
+    wrong.set_xlim(0.4, first["config"]["width"] + 1.6)
+    if "carries" not in first:
+        carries.set_axis_off()
+    for axes in (lengths, carries, wrong):
+        axes.locator_params(axis="x", integer=True)
     most = first["config"]["train_digits"]
     lengths.axvspan(1, most, color="0.9")
     lengths.set(xlabel="digits (grey: trained)", ylabel="share exact (band: 95%)", ylim=(-0.03, 1.03))
