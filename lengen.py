@@ -37,6 +37,7 @@ References
     ABC v1   Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
              Transformers, 2023
     ABC v2   Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach Transformers Simple Arithmetic, 2024
+    Jelassi  Jelassi et al., Length Generalization in Arithmetic Transformers, 2023
     Pairs    a study of consecutive pairs with one attention head; it names no author
     Vaswani et al., Attention Is All You Need, 2017
     Gehring et al., Convolutional Sequence to Sequence Learning, 2017

@@ -12,7 +12,6 @@ import random
 import re
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import time
