@@ -232,12 +232,22 @@ def split_numbers(seed):
     return order[:cut], order[cut:]
 
 
+def count_digits(number, base):
+    """Digits of a positive integer."""
+    digits = 0
+    while number:
+        digits, number = digits + 1, number // base
+    return digits
+
+
 def natural_width(task, base=10):
-    """Digits that hold every training number and every answer to one."""
-    digits, rest = 0, LIMIT
-    while rest:
-        digits, rest = digits + 1, rest // (TASKS[task].base or base)
-    return digits + TASKS[task].headroom
+    """Digits that hold every training number and every answer to one.
+
+    No wider, so that most training numbers fill it as those of a test do, up to the zero that leaves room for a carry.
+    """
+    base = TASKS[task].base or base
+    answers = {"successor": LIMIT + 1, "addition": 2 * LIMIT, "nx1": (base - 1) * LIMIT}
+    return count_digits(answers.get(task, LIMIT), base)
 
 
 def draw_training(task, numbers, B, width, base, generator):
@@ -542,7 +552,7 @@ class Config:
     calibrate_on: str = option("weights", "attention after or before the softmax", choices=("weights", "scores"))
     calibration_samples: int = option(1000, "training examples decoded", 1, 10 ** 7)
     line: str = option("mean", "value of a line", choices=("mean", "sum"))
-    directions_cross: tuple = option((1, 0, -1), "diagonal 1, vertical 0, anti-diagonal -1", -1, 1)
+    directions_cross: tuple = option((0, -1), "diagonal 1, vertical 0, anti-diagonal -1", -1, 1)
     directions_self: tuple = option((1,), "the same for self-attention", -1, 1)
     kappa_cross: float = option(0.6, "drop-off of cross-attention lines", -1e6, 1e6)
     kappa_self: float = option(0.5, "drop-off of self-attention lines", -1e6, 1e6)
@@ -565,7 +575,7 @@ class Config:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             check_option(field, getattr(self, field.name))
-        spec, needed = TASKS[self.task], natural_width(self.task, TASKS[self.task].base or self.base)
+        spec, needed = TASKS[self.task], natural_width(self.task, self.base)
         object.__setattr__(self, "base", spec.base or self.base)
         if 0 < self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {self.task} in base {self.base} needs {needed}")
@@ -577,13 +587,14 @@ class Config:
         digits = max(self.lengths + self.hard)
         longest = len(spec.operands) * (digits + spec.headroom) + 3
         if self.method == "ape" and longest > self.table:
-            raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of a {digits}-digit question")
+            raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of {digits} digits")
 
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
-             average=0.0, cooldown=0.0, steps=460_000, retrain_steps=46_000, every=1000, directions_self=(1, 0, -1),
-             kappa_cross=4.5, kappa_self=0.87, kappa_unit="sigma", support=0.0, floor=0.0, tries=1, teachers=1,
-             layer="last", blocks=False, empty="all", samples=10_000)
+             average=0.0, cooldown=0.0, steps=460_000, retrain_steps=46_000, every=1000,
+             directions_cross=(1, 0, -1), directions_self=(1, 0, -1), kappa_cross=4.5, kappa_self=0.87,
+             kappa_unit="sigma", support=0.0, floor=0.0, tries=1, teachers=1, layer="last", blocks=False, empty="all",
+             samples=10_000)
 
 
 def make_config(preset="fast", **options):
@@ -995,7 +1006,7 @@ def open_attention(attention, x, memory, keys, rows=slice(None)):
 
 
 def sparse_layer(layer, x, past, memory, keys, rows=slice(None)):
-    """`Layer` of x (B, T, C), the rows named; past (B, rows, C) keeps the inputs of self-attention and is written to."""
+    """`Layer` of x (B, T, C), the rows named; past (B, rows, C) keeps the inputs of self-attention, and is changed."""
     def self_attention(y):
         past[:, rows] = y
         return open_attention(layer.self_attention, y, past, keys[0], rows), None
@@ -1112,7 +1123,8 @@ class Keeper:
             if not all(x.isfinite().all() for x in parts["model"].parameters()):
                 raise FloatingPointError(f"weights are nan or inf after step {counters['step']}")
             cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-            self.current = dict(name=name, counters=counters, parts={key: part.state_dict() for key, part in parts.items()},
+            states = {key: part.state_dict() for key, part in parts.items()}
+            self.current = dict(name=name, counters=counters, parts=states,
                                 generator=generator.get_state(), random=torch.get_rng_state(), cuda=cuda)
             self.save()
         self.check()
@@ -1143,7 +1155,7 @@ class Keeper:
 
 @contextlib.contextmanager
 def locked(folder):
-    """One run a folder: the system gives the lock of a dead process free. Raises: ValueError when another one has it."""
+    """One run a folder: the system gives the lock of a dead process free. Raises: ValueError if another has it."""
     with open(folder / "lock", "a+", encoding="utf-8") as file:
         try:
             if fcntl:
@@ -1283,7 +1295,7 @@ def held_out_checks(config, numbers, widths, hard):
     checks = [next(batches(config, numbers, 768 // len(checked), [width], seeded(config.seed + 1)))
               for width in checked]
     if hard:
-        digits = natural_width(config.task, config.base) - TASKS[config.task].headroom - 1
+        digits = count_digits(LIMIT, config.base) - 1
         sets = draw_hard(config.task, digits, 50, config.base, seeded(config.seed + 1)).values()
         operands = pad(config.task, [torch.cat(parts) for parts in zip(*sets)], widths[0])
         align = METHODS[config.method].bias == "window"
@@ -1322,7 +1334,7 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(config.average))
     parts, generator = dict(model=model, optimizer=optimizer, average=average), seeded(config.seed + 2)
     now = keeper.resume(name, parts, generator) or dict(
-        step=0, reached=plan.steps / (1 + plan.cooldown), end=plan.steps,               # the cool-down begins at `reached`
+        step=0, reached=plan.steps / (1 + plan.cooldown), end=plan.steps,           # cool-down begins at `reached`
         tokens=0, seconds=0.0, accuracies=[])
     forward = torch.compile(model, dynamic=True) if config.compile else model
     start = time.perf_counter() - now["seconds"]
@@ -1395,7 +1407,8 @@ def train_step(model, optimizer, lr, source, target, bias, bf16=False):
 def check_shares(model, checks, biases, hard):
     """Shares exact: "accuracy" of all random held-out questions and, with `hard`, "hard" of the last batch."""
     device = next(model.parameters()).device
-    right = [exact_match(model, source.to(device), target.to(device), biases[width]) for width, source, target in checks]
+    right = [exact_match(model, source.to(device), target.to(device), biases[width])
+             for width, source, target in checks]
     shares = {"hard": float(right.pop().float().mean())} if hard else {}
     return shares | {"accuracy": float(torch.cat(right).float().mean())}
 
@@ -1500,7 +1513,7 @@ def run(config, device, report=silent, keeper=Keeper()):
     seconds["total"] = sum(seconds.values())
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=source_sha256(config), seconds={name: round(value, 2) for name, value in seconds.items()},
+                  source_sha256=source_sha256(config), seconds={name: round(x, 2) for name, x in seconds.items()},
                   examples=sums["examples"], tokens=sums["tokens"],
                   teachers=sum(r["steps"] > 0 for r in trained["interpolate"]), tries=len(trained.get("retrain", [])),
                   interpolation_accuracy=accuracy, lines=line_table(calibration or []), **found)
@@ -1909,7 +1922,7 @@ class Procedure(NamedTuple):
 
 
 def draw_examples(config, procedure, generator):
-    """-> operands a, b (n, width). Long ones come first and have the --prime-lengths in turn; of the others only a counts,
+    """-> operands a, b (n, width). Long ones come first, with the --prime-lengths in turn; of the others only a counts,
     since their b is new each time."""
     a, lengths = draw_short(config, 0, procedure.n, generator), config.prime_lengths
     b, long_ones = torch.zeros_like(a), seeded(config.seed + 4)
@@ -2008,7 +2021,8 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
     model = Encoder(config).to(device)
     procedures = [Procedure("train", config.n_train, config.prime, config.steps, config.seed + 2)]
     if config.finetune:
-        procedures.append(Procedure("finetune", config.finetune, config.finetune, config.finetune_steps, config.seed + 3))
+        n = config.finetune
+        procedures.append(Procedure("finetune", n, n, config.finetune_steps, config.seed + 3))
     for procedure in procedures:
         report(stage=procedure.name)
         if curve:                                       # fine-tuning, whose dropout must not depend on a resumption
@@ -2080,14 +2094,17 @@ def read_records(*paths):
 
 
 def changed_options(record):
-    """Flags by which a record's run differs from the defaults, apart from seed, most steps and what was tested."""
-    config = record["config"]
+    """Flags by which a record's run differs from the defaults, apart from seed, most steps, what was tested and, unless
+    the method is "abc", the rules of calibration."""
+    config, names = record["config"], list(record["config"])
+    ignored = {"task", "method", "seed", "steps", "lengths", "hard", "samples", "long_samples"}
+    if record["method"] != "abc":
+        ignored.update(names[names.index("calibrate_on"):names.index("penalty") + 1])
     default = dataclasses.asdict(make_config(record["preset"], task=config["task"], base=config["base"]))
     default.update(base=TASKS[config["task"]].base or Config.base, preset=Config.preset)
     words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(f"{flag(name)} {words(value)}" for name, value in config.items()
-                    if name not in ("task", "method", "seed", "steps", "lengths", "hard", "samples", "long_samples")
-                    and words(value) != words(default[name]))
+                    if name not in ignored and words(value) != words(default[name]))
 
 
 def percent(correct, n):
@@ -2246,7 +2263,7 @@ def accuracy_picture(plt, groups, task):
     if not every:
         raise ValueError(f"there is no record of {task} with default settings to draw")
     figure, axes = plt.subplots(figsize=(9, 5))
-    digits = natural_width(task, every[0]["config"]["base"]) - TASKS[task].headroom
+    digits = count_digits(LIMIT, every[0]["config"]["base"])
     axes.axvspan(5, digits, color="0.9", label="training range")
     for (_, method, change), records in groups.items():
         lengths = tested(records)
@@ -2429,7 +2446,8 @@ def encoder_picture(plt, records):
     lengths.set(xlabel="digits (grey: trained)", ylabel="share exact (band: 95%)", ylim=(-0.03, 1.03))
     carries.set(xlabel="carries (solid), longest run of carries (dotted)", ylim=(-0.03, 1.03),
                 ylabel=f"share exact, {max(map(int, first['accuracy']))} digits")
-    curve.set(xlabel="training step (digits from the left)", ylabel=f"share right, {most} digits", title=encoder_name(first))
+    curve.set(xlabel="training step (digits from the left)", ylabel=f"share right, {most} digits",
+              title=encoder_name(first))
     wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
     curve.legend(title="digit", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
@@ -2455,8 +2473,8 @@ QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919
 
 
 def draw_pictures(folder, groups, question=None):
-    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them, for encoder-only
-    models the records to draw beside its own."""
+    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them, for an
+    encoder the records to draw beside its own."""
     plt, folder = pyplot(), Path(folder)
     model, config, calibration, teacher = load(folder, "--plot-from")
     if isinstance(model, PairsModel):
@@ -2726,7 +2744,7 @@ def read_run(folder, asked_by):
     except ValueError as error:
         raise ValueError(f"{asked_by}: {error}") from None
     except (KeyError, TypeError, AttributeError, StopIteration):
-        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program, or one with other options") from None
+        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program, or one of other options") from None
 
 
 def build(kind, config, weights):
@@ -2876,8 +2894,8 @@ def parser():
 
 
 def read_config(options):
-    """Parsed options -> Config, PairsConfig for "consecutive", EncoderConfig for tasks that only encoder-only models have
-    or if --model says so. Raises: ValueError for an option of another."""
+    """Parsed options -> Config, PairsConfig for "consecutive", EncoderConfig for tasks that only encoders have or
+    if --model says so. Raises: ValueError for an option of another."""
     task = options.get("task")
     tasks = {**TASKS, "consecutive": None, **OPERATIONS}
     if task is not None and task not in tasks:

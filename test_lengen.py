@@ -117,6 +117,14 @@ def test_test_numbers_have_exactly_their_length():
     assert L.draw_test("parity", 10_000, 3, 2, torch.Generator())[0].shape == (3, 10_000)
 
 
+@pytest.mark.parametrize("base", [2, 4, 8, 10])
+@pytest.mark.parametrize("task", L.TASKS)
+def test_natural_width_is_the_narrowest_that_holds_every_number_and_answer(task, base):
+    base, top = L.TASKS[task].base or base, 2 ** 20
+    answer = {"successor": top + 1, "addition": top + top, "nx1": top * (base - 1)}.get(task, top)
+    assert L.natural_width(task, base) == len(in_base(answer, base))
+
+
 def carries_of(task, operands, base):
     """Which columns carry, told from Python integers: the partial sum of the columns up to there is too large."""
     reach = 1 + max(len(in_base(n, base)) for n in operands)
@@ -746,7 +754,7 @@ def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
     assert printed.count("\n") == 1 and record == json.loads((out / "result.json").read_text())
     assert {"task", "method", "preset", "seed", "config", "device", "torch", "source_sha256", "seconds", "examples",
             "tokens", "teachers", "tries", "interpolation_accuracy", "lines", "accuracy", "chains", "hard"} == set(record)
-    assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (10 + 9)
+    assert record["examples"]["interpolate"] == 160 and record["tokens"]["interpolate"] == 160 * (9 + 8)
     assert record["accuracy"]["2"]["n"] == 20 and record["config"]["d_model"] == 32
     assert [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert L.main([*QUICK, "--out", str(out)]) == 2 and "already holds a run" in capsys.readouterr().err
@@ -899,21 +907,21 @@ def test_pictures_without_matplotlib_are_one_line_and_exit_2(tmp_path, capsys, m
 
 def test_character_map_shows_the_open_entries():
     config = tiny(task="successor", method="abc", n_head=1, n_layer=1)
-    attention = torch.eye(9)[None, None]                      # self: the diagonal; cross: the anti-diagonal of block 1
-    cross = F.pad(torch.eye(9).flip(1), (0, 1))[None, None]
+    attention = torch.eye(8)[None, None]                      # self: the diagonal; cross: the anti-diagonal of block 1
+    cross = F.pad(torch.eye(8).flip(1), (0, 1))[None, None]
     drawn = L.character_map(config, L.calibrate(config, attention, cross)).splitlines()
-    assert drawn[0] == "layer 1 self, heads 1 to 1" and drawn[10] == "layer 1 cross, heads 1 to 1"
-    assert [line.strip() for line in drawn[1:10]] == ["." * i + "#" + "." * (8 - i) for i in range(9)]
-    assert [line.strip() for line in drawn[11:]] == ["." * (8 - i) + "#" + "." * i + "." for i in range(9)]
+    assert drawn[0] == "layer 1 self, heads 1 to 1" and drawn[9] == "layer 1 cross, heads 1 to 1"
+    assert [line.strip() for line in drawn[1:9]] == ["." * i + "#" + "." * (7 - i) for i in range(8)]
+    assert [line.strip() for line in drawn[10:]] == ["." * (7 - i) + "#" + "." * i + "." for i in range(8)]
 
 
 def test_attention_of_one_question():
     torch.manual_seed(0)
     config = tiny(task="addition", method="vanilla")
     weights, source, answer, wrong = L.attend(L.Transformer(config), config, None, "78+4")
-    assert (source, answer) == ("$00000078+00000004&", "28000000&")
-    assert weights.shape == (config.n_head, 9, 19) and torch.allclose(weights.sum(-1), torch.ones(config.n_head, 9))
-    assert set(wrong) <= set(range(9)) and len(wrong) > 3     # an untrained model
+    assert (source, answer) == ("$0000078+0000004&", "2800000&")
+    assert weights.shape == (config.n_head, 8, 17) and torch.allclose(weights.sum(-1), torch.ones(config.n_head, 8))
+    assert set(wrong) <= set(range(8)) and len(wrong) > 3     # an untrained model
 
 
 def test_every_picture_is_drawn(tmp_path, capsys):
@@ -1187,8 +1195,8 @@ KILLED = {"abc": [*TINY, "--method", "abc", "--seed", "3"],
 def test_a_killed_run_goes_on_to_the_same_weights(command, tmp_path, monkeypatch):
     """Every kind of run, interrupted in each training, against the uninterrupted run, bit for bit."""
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr(L, "collect_attention", lambda model, *a: (torch.rand(1, 2, 9, 9, generator=L.seeded(0)),
-                                                                  torch.rand(1, 2, 9, 10, generator=L.seeded(1))))
+    monkeypatch.setattr(L, "collect_attention", lambda model, *a: (torch.rand(1, 2, 8, 8, generator=L.seeded(0)),
+                                                                  torch.rand(1, 2, 8, 9, generator=L.seeded(1))))
     command = [*KILLED[command], "--save-every", "7", "--quiet", "--device", "cpu"]
     assert L.main([*command, "--out", str(tmp_path / "whole")]) == 0
     step, places = L.Keeper.step, iter([1, 3, 8, 9, 30, 10, 30])
