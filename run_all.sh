@@ -54,7 +54,7 @@ fi
 
 # ABC on every seed
 for task in successor addition nx1 parity; do
-    record --task "$task" --method abc --seed 0 --out "runs/full/$task-0" --overwrite --samples 10000 --lengths 6,10,15,20,50,60,200,500,1000 --hard 60,1000
+    record --task "$task" --method abc --seed 0 --out "runs/full/$task-0" --overwrite --samples 10000 --lengths 6,10,15,20,50,60,100,200,500,1000 --hard 60,1000
 done
 for seed in 1 2 3 4 5 6 7 8 9; do
     for task in successor addition nx1 parity; do
@@ -79,7 +79,7 @@ record --task parity-label --method vanilla --steps 3000 --lengths 6,10,15,20,50
 # Parts of the calibration, taken out one by one, with the teachers of the first runs
 for task in successor addition nx1 parity; do
     for seed in 0 1 2 3 4; do
-        for change in "--directions-cross=-1" "--directions-self 1,0,-1" "--support 0" "--floor 0" "--kappa-cross 0.1" "--kappa-cross 0.6" "--kappa-self 0.2" "--layer last" "--empty all" "--no-blocks" "--calibrate-on scores" "--line sum" "--penalty 10" "--spread 0" "--cooldown 0"; do
+        for change in "--directions-cross=-1" "--directions-cross=1,0,-1" "--directions-self 1,0,-1" "--support 0" "--floor 0" "--kappa-cross 0.1" "--kappa-cross 0.3" "--kappa-self 0.2" "--layer last" "--empty all" "--no-blocks" "--calibrate-on scores" "--line sum" "--penalty 10" "--spread 0" "--cooldown 0"; do
             ablate --task "$task" --seed "$seed" $change --method abc --lengths 6,20,60,200
         done
     done

@@ -5,6 +5,7 @@ and the literal loops of the papers. Run: python -m pytest -q"""
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
 import math
 import os
@@ -707,6 +708,16 @@ def test_hypothesis_2_attends_to_exactly_the_neighbours(d_vocab):
         assert set(row.topk(len(neighbours)).indices.tolist()) == neighbours
         others = [float(row[j]) for j in range(d_vocab) if j not in neighbours]
         assert min(float(row[j]) for j in neighbours) > max(others)
+
+
+def test_two_dimensions_learn_a_small_vocabulary_completely():
+    """Observation 4, on every sequence there is."""
+    torch.set_default_dtype(torch.float32)
+    config = L.PairsConfig(d_vocab=4, d_head=2, d_model=32, dummy=True, lr=3e-3, batch=100, steps=1000)
+    model = L.train_pairs(config, 0, torch.device("cpu"))
+    rows = torch.tensor([[4, *row] for row in itertools.product(range(4), repeat=5)])
+    wanted = [[a - 1 in row[1:] or a + 1 in row[1:] for a in row[1:]] for row in rows.tolist()]
+    assert ((model(rows) > 0)[:, 1:] == torch.tensor(wanted)).all()
 
 
 def test_consecutive_run_leaves_a_record(tmp_path, capsys):
