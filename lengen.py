@@ -558,7 +558,7 @@ class Config:
     kappa_self: float = option(0.5, "drop-off of self-attention lines", -1e6, 1e6)
     kappa_unit: str = option("reach", "kappa in sigmas, or in shares of the z in reach", choices=("sigma", "reach"))
     support: float = option(0.5, "lines in no more than this share of the rows are ignored", 0, 1)
-    tries: int = option(3, "retrainings at most, each with half --kappa-cross and --floor, until one is exact", 1, 100)
+    tries: int = option(3, "retrainings at most, each with half the --kappa-cross, until one is exact", 1, 100)
     teachers: int = option(2, "models to calibrate on at most, should every retraining fail", 1, 100)
     floor: float = option(0.2, "attention that most elements of an open cross line exceed", 0, 1)
     layer: str = option("own", "each layer its own bias, or that of the last for all", choices=("own", "last"))
@@ -1434,12 +1434,11 @@ def retrain(config, device, attention, attempt=0, report=silent, keeper=Keeper()
     `train` returned for each try.
 
     The fewest lines come first: they are the strongest bias, and only if the training numbers cannot be learned with
-    them are weaker ones let in, by half the kappa and half the floor. Source: ABC v2, Eq. 2. Differs: the paper tries
-    once.
+    them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: the paper tries once.
     """
     results = []
     for n in range(config.tries):
-        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** n, floor=config.floor / 2 ** n)
+        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** n)
         calibration = calibrate(rules, *attention)
         report(stage=f"retrain, try {n + 1}", lines=line_table(calibration))
         torch.manual_seed(config.seed + 1)
