@@ -1554,8 +1554,9 @@ class PairsModel(nn.Module):
     """Tokens (B, T) -> logits (B, T): embedding and one attention of output width 1.
 
     Differs: the source does not say how its models start. Here every integer starts by voting yes, and the dummy, whose
-    embedding is the only long one, can soon vote no by itself. With votes of either sign at the start, training keeps a
-    solution in which some integers stand for "no neighbour": an odd one of a small vocabulary nearly always has one.
+    embedding alone is long (standard deviation 1, not 0.1), soon votes no. With votes of either sign at the start,
+    training keeps a solution in which some integers vote no, right or wrong: in a small vocabulary, where the others
+    nearly always have a neighbour, that costs little.
     """
 
     def __init__(self, config):
