@@ -120,9 +120,11 @@ encoder $modular --method ape --d-model 64 --n-head 4 --steps 2500 --every 250
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4
 pairs --d-vocab 16 --d-head 32 --dummy --seeds 4
-pairs --d-vocab 256 --d-head 32 --dummy --plant 0.5 --lr 1e-3 --steps 4000 --seeds 4
+pairs --d-vocab 256 --d-head 32 --dummy --plant 0.5 --lr 1e-3 --steps 8000 --seeds 4
 pairs --d-vocab 5 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 3000 --seeds 8
-pairs --d-vocab 16 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 4000 --seeds 8
+pairs --d-vocab 8 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 4000 --seeds 8
+pairs --d-vocab 8 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 10000 --seeds 4
+pairs --d-vocab 16 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 16000 --seeds 4
 pairs --d-vocab 16 --d-head 4 --dummy --lr 1e-3 --batch 300 --steps 6000 --seeds 4
 wait
 
