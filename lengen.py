@@ -2297,6 +2297,7 @@ def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
             axes.locator_params(integer=True)
             if len(matrix) == len(matrices[0]):                                         # same rows as on the left
                 axes.label_outer()
+            axes.tick_params(labelbottom=matrices is rows[-1][-1] or matrix.shape[1] != rows[-1][-1][0].shape[1])
         panels[0].set_ylabel(ylabel)
         figure.colorbar(image, ax=panels[:len(matrices)], label=unit)
     return figure, grid
