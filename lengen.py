@@ -1809,7 +1809,7 @@ class EncoderConfig:
     n_head: int = option(0, "attention heads; 0: from --size", 0, 1024)
     dropout: float = option(0.1, "dropout probability", 0, 0.99)
     norm: str = option("pre", "layer norm before or after each sublayer", choices=("pre", "post"))
-    init: float = option(0.0, "encoders: standard deviation of the weights at the start; 0: torch's choice", 0, 10)
+    init: float = option(0.0, "encoders: standard deviation of all matrices at the start; 0: torch's choice", 0, 10)
     clip: int = option(0, "rpe methods: tables cover offsets -clip to clip; 0: all", 0, 10 ** 6)
     train_digits: int = option(5, "encoders: digits of training numbers, at most", 1, 18)
     second_digits: int = option(3, "multiplications: digits of the second operand, at most", 1, 18)
@@ -1825,6 +1825,7 @@ class EncoderConfig:
     decay: float = option(0.01, "encoders: weight decay", 0, 1)
     warmup: int = option(100, "steps of linear warm-up", 1, 10 ** 9)
     steps: int = option(2000, "steps of the training", 1, 10 ** 9)
+    precision: str = option("float32", "of the products in training", choices=("float32", "tf32", "bf16"))
     every: int = option(100, "steps between points of the learning curve", 1, 10 ** 9)
     lengths: tuple = option((5, 6, 10), "digits tested", 1, 10 ** 4)
     samples: int = option(1000, "examples a length", 1, 10 ** 7)
@@ -1868,7 +1869,7 @@ class Encoder(nn.Module):
 
     Source: Jelassi et al., Sec. 2.2; its layers are BERT's and ALBERT's. GELU is here always, norm after each sublayer
     and the initial standard deviation 0.02 in the preset "paper". Differs: ALBERT approximates GELU and widens
-    embeddings of 128; relative tables start from 1 / sqrt(D).
+    embeddings of 128; without a norm after them embeddings start from 0.3, as in `Transformer`.
     """
 
     def __init__(self, config):
@@ -1880,9 +1881,11 @@ class Encoder(nn.Module):
         own = config.n_layer if config.model == "encoder" else 1
         self.layers = nn.ModuleList(Layer(config, cross=False) for _ in range(own))
         self.head = nn.Linear(C, len(VOCAB))
-        for module in self.modules():
-            if isinstance(module, nn.Embedding) or config.init and isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.init or 0.3)
+        for name, weight in self.named_parameters():
+            if name in ("embedding.weight", "table.weight") and (config.norm == "pre" or not config.init):
+                nn.init.normal_(weight, std=0.3)
+            elif weight.dim() == 2 and config.init:
+                nn.init.normal_(weight, std=config.init)
         for layer in self.layers:
             layer.feed_forward[1] = nn.GELU()
 
@@ -1973,8 +1976,9 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
             group["lr"] = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
         question, answer = draw_encoder_batch(config, procedure, examples, generator)
         model.train()
-        logits = model(question.to(device), answer.shape[1])
-        loss = F.cross_entropy(logits.flatten(0, 1), answer.to(device).flatten())
+        with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+            logits = model(question.to(device), answer.shape[1])
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten())
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
         optimizer.zero_grad()

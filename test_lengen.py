@@ -1097,6 +1097,30 @@ def test_encoder_sizes_are_the_papers():
     assert (paper.norm, paper.dropout, paper.lr, paper.decay) == ("post", 0.1, 1e-4, 0.01)
 
 
+def test_encoder_starts_from_the_deviation_asked_for():
+    deviations = lambda **more: {name: x.std().item() for name, x in L.Encoder(L.EncoderConfig(init=0.02, d_model=128, **more)).named_parameters()
+                                 if x.dim() == 2}
+    for norm, embedding in (("post", 0.02), ("pre", 0.3)):
+        for method in ("rpe-k", "ape"):
+            found = deviations(norm=norm, method=method)
+            expected = {name: embedding if name in ("embedding.weight", "table.weight") else 0.02 for name in found}
+            assert len(found) == 9 and found == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("precision, dtype", [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_is_that_of_the_products(precision, dtype):
+    torch.set_default_dtype(torch.float32)
+    seen, encoder = [], small_encoder(precision=precision, steps=1)
+    models = [L.Encoder(encoder), L.Transformer(tiny(method="vanilla", precision=precision))]
+    for model in models:
+        layer = model.layers[0] if model is models[0] else model.decoder[0]
+        layer.feed_forward[0].register_forward_hook(lambda module, given, out: seen.append(out.dtype) if module.training else None)
+        assert all(x.dtype == torch.float32 for x in model.parameters())
+    L.train_encoder(models[0], encoder, L.Procedure("train", 50, 0, 1, 2))
+    L.train(models[1], models[1].config, L.Plan(1, [7]))
+    assert seen == [dtype] * (encoder.n_layer + 1)
+
+
 ENCODER = ("--model universal --d-model 16 --n-head 2 --n-layer 2 --train-digits 2 --second-digits 1 --lengths 2,4 --steps 6 --every 3 "
            "--batch 8 --samples 20 --n-train 50 --lr 0.1 --warmup 1 --quiet --device cpu")
 
