@@ -1812,6 +1812,7 @@ class EncoderConfig:
     init: float = option(0.0, "encoders: standard deviation of all matrices at the start; 0: torch's choice", 0, 10)
     clip: int = option(0, "rpe methods: tables cover offsets -clip to clip; 0: all", 0, 10 ** 6)
     train_digits: int = option(5, "encoders: digits of training numbers, at most", 1, 18)
+    even: bool = option(False, "encoders: train on numbers of every length equally often, most of which are short")
     second_digits: int = option(3, "multiplications: digits of the second operand, at most", 1, 18)
     modulus: int = option(100, "modular tasks: the modulus", 2, 10 ** 9)
     n_train: int = option(5000, "encoders: first operands in the training set", 1, 10 ** 8)
@@ -1902,10 +1903,14 @@ class Encoder(nn.Module):
 
 
 def draw_short(config, place, B, generator):
-    """B training operands -> digits (B, width): integers from 1 to 10^d - 1, uniform, so that 90% have all d digits.
+    """B training operands -> digits (B, width): integers from 1 to 10^d - 1, uniform, so that 90% have all d digits;
+    with config.even, numbers of 1 to d digits equally often, uniform among those of a length.
     place: 0 for the first operand, 1 for the second, which in multiplications has another d."""
     d = config.second_digits if place and OPERATIONS[config.task].short else config.train_digits
-    return to_digits(torch.randint(1, 10 ** d, (B,), generator=generator), config.width, 10)
+    numbers = torch.randint(10 ** (d - 1) if config.even else 1, 10 ** d, (B,), generator=generator)
+    if config.even:
+        numbers = numbers // 10 ** torch.randint(d, (B,), generator=generator)
+    return to_digits(numbers, config.width, 10)
 
 
 def draw_long(config, length, B, generator):
@@ -2100,15 +2105,26 @@ def read_records(*paths):
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
+def is_encoder(record):
+    return "n_train" in record["config"]
+
+
 def changed_options(record):
     """Flags by which a record's run differs from the defaults, apart from seed, most steps, what was tested and, unless
-    the method is "abc", the rules of calibration."""
+    the method is "abc", the rules of calibration. Those of encoder-only models begin with --model, and hold the steps.
+    """
     config, names = record["config"], list(record["config"])
-    ignored = {"task", "method", "seed", "steps", "lengths", "hard", "samples", "long_samples"}
-    if record["method"] != "abc":
-        ignored.update(names[names.index("calibrate_on"):names.index("penalty") + 1])
-    default = dataclasses.asdict(make_config(record["preset"], task=config["task"], base=config["base"]))
-    default.update(base=TASKS[config["task"]].base or Config.base, preset=Config.preset)
+    ignored = {"task", "method", "seed", "lengths", "hard", "samples", "long_samples"}
+    if is_encoder(record):
+        ignored.add("every")
+        default = make_encoder_config(record["preset"], task=config["task"], lengths=tuple(config["lengths"]))
+        fixed = {"model": "", "clip": 2 * config["width"]}
+    else:
+        ignored.update(["steps"], names[names.index("calibrate_on"):names.index("penalty") + 1]
+                       if record["method"] != "abc" else [])
+        default = make_config(record["preset"], task=config["task"], base=config["base"])
+        fixed = {"base": TASKS[config["task"]].base or Config.base}
+    default = dataclasses.asdict(default) | fixed | {"preset": Config.preset}
     words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
     return " ".join(f"{flag(name)} {words(value)}" for name, value in config.items()
                     if name not in ignored and words(value) != words(default[name]))
@@ -2216,11 +2232,34 @@ def method_tables(groups):
             for (task, method, change), records in groups.items() if change not in widths])
 
 
+def encoder_tables(groups):
+    """The same for encoder-only models, and their sums by carries at the longest length."""
+    every, stages = [r for records in groups.values() for r in records], {}
+    for (task, method, change), records in groups.items():
+        if "before" in records[0]:
+            stages[task, method, f"{change}, before"] = [r | r["before"] for r in records]
+        stages[task, method, change] = records
+    yield ("Encoder-only models", SHARES + ", by digits; s: median of training and tests.",
+           [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
+             **cells(records, tested(every), s=f"{statistics.median(r['seconds']['total'] for r in records):.0f}")}
+            for (task, method, change), records in stages.items()])
+    sums = [(method, change, records, tested(records)[-1]) for (_, method, change), records in stages.items()
+            if all("carries" in r for r in records)]
+    yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.",
+           [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
+            | chains([{"chains": {str(length): r["carries"][name]}} for r in records], length)
+            for method, change, records, length in sums
+            for name, by in (("nc", "carries"), ("mc", "longest run of carries"))])
+
+
 def report(path):
     """The README's tables from a file of records, as Markdown; one without rows is left out."""
-    groups, texts = read_records(path), []
+    groups, encoders, texts = {}, {}, []
+    for key, records in read_records(path).items():
+        (encoders if is_encoder(records[0]) else groups)[key] = records
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
-    for title, note, rows in (*(abc_tables(runs) if runs else ()), *method_tables(groups)):
+    for title, note, rows in (*(abc_tables(runs) if runs else ()), *method_tables(groups),
+                              *(encoder_tables(encoders) if encoders else ())):
         if rows:
             lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
             text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)

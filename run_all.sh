@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   every task by every method at small size, and the headline runs
 # ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
+# ./run_all.sh alone   ABC on addition and successor, seeds 0 to 9, for their times: 40 minutes, nothing beside it
 # ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #
 # A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
@@ -50,7 +51,17 @@ if [ "$mode" = quick ]; then
     python lengen.py --report results/quick.jsonl
     exit
 fi
-[ "$mode" = full ] || { echo "usage: ./run_all.sh quick|full|check" >&2; exit 2; }
+if [ "$mode" = alone ]; then
+    for task in addition successor; do
+        for seed in 0 1 2 3 4 5 6 7 8 9; do
+            start results/alone.jsonl --task "$task" --method abc --seed "$seed"
+        done
+    done
+    wait
+    python lengen.py --report results/alone.jsonl
+    exit
+fi
+[ "$mode" = full ] || { echo "usage: ./run_all.sh quick|full|alone|check" >&2; exit 2; }
 
 # ABC on every seed
 for task in successor addition nx1 parity; do
@@ -104,11 +115,13 @@ for method in vanilla abc; do
 done
 
 # Encoder-only models
-addition="--lengths 5,6,7,8,10 --width 12 --lr 2e-3"
-encoder --task addition --model universal $addition --n-layer 3 --method rpe-k --steps 7000 --every 1000
-encoder --task addition --model universal $addition --n-layer 3 --method ape --steps 4000 --every 500
+sums="--lengths 5,6,7,8,10 --width 12"
+wide="--model encoder --n-layer 2 --d-model 256 --n-head 8 --init 0.02 --dropout 0 --precision bf16 --steps 5000 --every 500"
+encoder --task addition $sums $wide --method rpe-k
+encoder --task addition $sums $wide --method rpe-k --seed 1
+encoder --task addition $sums $wide --method ape
 for method in rpe-k ape; do
-    encoder --task elementwise-addition $addition --method "$method" --steps 2000 --every 500
+    encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 500
 done
 for long in "--prime 500" "--finetune 500"; do
     encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long

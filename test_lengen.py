@@ -805,7 +805,7 @@ def documented_commands(tmp_path):
     shutil.copy(HERE / "run_all.sh", tmp_path)
     (tmp_path / "python").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {shlex.quote(str(tmp_path / "log"))}\n')
     (tmp_path / "python").chmod(0o755)
-    for mode in ("quick", "full"):
+    for mode in ("quick", "alone", "full"):
         subprocess.run(["bash", "run_all.sh", mode], cwd=tmp_path, capture_output=True,
                        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "4"})
     for line in (tmp_path / "log").read_text().splitlines():
@@ -847,6 +847,28 @@ def test_report_counts_by_hand(tmp_path, capsys):
     fixed = out[out.index("the authors' fixed width"):out.index("### Other settings")]
     assert "75 (" in fixed and "3.5 (" not in fixed
     assert L.percent(9999, 10_000) == "99.99" and L.percent(99_999, 100_000) == "99.99" and L.percent(3, 3) == "100"
+
+
+def test_report_of_encoders_counts_by_hand(tmp_path, capsys):
+    tally = lambda right: dict(zip(("low", "high"), L.wilson(right, 200)), correct=right, n=200)
+    def record(seed, right, **options):
+        config = json.loads(json.dumps(dataclasses.asdict(L.make_encoder_config(seed=seed, **options))))
+        return dict(task=config["task"], method=config["method"], preset="fast", seed=seed, config=config, device="cpu", seconds={"total": 7.0 + seed},
+                    accuracy={"5": tally(200), "6": tally(right)}, carries={"nc": {"1": [3, 9], "2": [1, 4], "3": [0, 1]}, "mc": {"8": [4, 14]}})
+    tuned = dict(record(0, 20, task="multiplication", finetune=9), before=dict(accuracy={"5": tally(200), "6": tally(2)}))
+    del tuned["carries"]
+    path = tmp_path / "records.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in (
+        record(0, 100, lengths=(5, 6), width=9, steps=40), record(1, 50, lengths=(5, 6), width=9, steps=40),
+        record(0, 7, lengths=(5, 6), model="encoder"), tuned, fake_record(0, 150))))
+    assert L.main(["--report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| addition | `rpe-k` | `--model universal --width 9 --steps 40` | 100 (99.04-100), 2/2 | 37.5 (32.89-42.35), 0/2 |" in out and "| 8 | 0, 1 | 200 |" in out
+    assert "| addition | `rpe-k` | `--model encoder` | 100 (" in out and out.count("| 3.5 (") == 1
+    assert "finetune 9, before` | 100 (98.11-100) | 1 (" in out and "finetune 9` | 100 (98.11-100) | 10 (" in out
+    assert "| `rpe-k` | `--model encoder` | 6 | carries | 3 / 9 | 1 / 5 | 0 / 0 | 0 / 0 | 0 / 0 |" in out
+    assert "--width 9 --steps 40` | 6 | longest run of carries | 0 / 0 | 0 / 0 | 0 / 0 | 8 / 28 |" in out
+    assert "### ABC, default settings" in out and out.count("`--model") == 8
 
 
 def test_report_of_no_records_is_one_line(tmp_path, capsys):
@@ -1061,6 +1083,17 @@ def test_training_numbers_are_uniform_below_their_bound():
     drawn = L.draw_short(small_encoder(train_digits=5), 0, 20_000, torch.Generator().manual_seed(0))
     full = int((drawn[:, 4] > 0).sum())
     assert abs(full - 18_000) < 5 * math.sqrt(20_000 * 0.09) and not drawn[:, 5:].any()
+
+
+def test_even_training_numbers_have_every_length_equally_often():
+    drawn = L.draw_short(small_encoder(train_digits=4, even=True), 0, 36_000, torch.Generator().manual_seed(0))
+    numbers = (drawn * 10 ** torch.arange(drawn.shape[1])).sum(1)
+    counts = torch.stack([((10 ** n <= numbers) & (numbers < 10 ** (n + 1))).sum() for n in range(4)])
+    assert counts.sum() == 36_000 and (counts - 9000).abs().max() < 5 * math.sqrt(9000)
+    for n in range(4):                                          # uniform between 10^n and 10^(n + 1): nine leading digits, the mean
+        chosen = numbers[(10 ** n <= numbers) & (numbers < 10 ** (n + 1))].double()
+        assert ((chosen // 10 ** n).long().bincount()[1:] - 1000).abs().max() < 160
+        assert abs(chosen.mean() - (11 * 10 ** n - 1) / 2) < 5 * 10 ** n * math.sqrt(81 / 12 / 9000)
 
 
 def test_failures_are_grouped_by_carries(monkeypatch):
