@@ -126,9 +126,14 @@ done
 for long in "--prime 500" "--finetune 500"; do
     encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
 done
-modular="--task modular-addition --n-layer 2 --batch 512 --dropout 0 --lr 3e-3 --lengths 5,6,10 --width 10"
-encoder $modular --method rpe-kq --steps 1800 --every 200
-encoder $modular --method ape --d-model 64 --n-head 4 --steps 2500 --every 250
+modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
+encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
+encoder $modular --width 10 --batch 512 --method ape --steps 2500 --every 250
+even="--even --width 12 --batch 256 --every 150 --precision bf16"
+for more in "--method rpe-kq --clip 3" "--method rpe-kq --clip 3 --seed 1" "--method rpe-kq --clip 3 --modulus 101" "--method ape"; do
+    encoder $modular $even --model encoder --steps 2400 $more
+done
+encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4
