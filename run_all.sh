@@ -119,9 +119,12 @@ sums="--lengths 5,6,7,8,10 --width 12"
 wide="--model encoder --n-layer 2 --d-model 256 --n-head 8 --init 0.02 --dropout 0 --precision bf16 --steps 5000 --every 500"
 encoder --task addition $sums $wide --method rpe-k
 encoder --task addition $sums $wide --method rpe-k --seed 1
-encoder --task addition $sums $wide --method ape
+encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
+encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 500
 for method in rpe-k ape; do
-    encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 500
+    for even in "" --even; do
+        encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 500 $even
+    done
 done
 for long in "--prime 500" "--finetune 500"; do
     encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
