@@ -136,6 +136,7 @@ even="--even --width 12 --batch 256 --every 150 --precision bf16"
 for more in "--method rpe-kq --clip 3" "--method rpe-kq --clip 3 --seed 1" "--method rpe-kq --clip 3 --modulus 101" "--method ape"; do
     encoder $modular $even --model encoder --steps 2400 $more
 done
+encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --seed 1
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 
 # Consecutive pairs
