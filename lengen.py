@@ -2106,6 +2106,7 @@ def read_records(*paths):
 
 
 def is_encoder(record):
+    """Only encoder-only models have a training set of fixed size."""
     return "n_train" in record["config"]
 
 

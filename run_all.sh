@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   every task by every method at small size, and the headline runs
 # ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
-# ./run_all.sh alone   ABC on addition and successor, seeds 0 to 9, for their times: 40 minutes, nothing beside it
+# ./run_all.sh alone   ABC on addition and successor, seeds 0 to 9, for their times: half an hour, nothing beside it
 # ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #
 # A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
