@@ -2162,7 +2162,7 @@ def cells(records, lengths, **more):
     """Columns: accuracy at the lengths, more, the seeds run, and the numbers of questions a length and seed."""
     sizes = sorted({share["n"] for r in records for share in r["accuracy"].values()})
     return {length: cell(records, length) for length in lengths} | more | {
-        "seeds": ", ".join(str(r["seed"]) for r in records), "n": ", ".join(f"{n:,}" for n in sizes)}
+        "seeds": ", ".join(map(str, sorted({r["seed"] for r in records}))), "n": ", ".join(f"{n:,}" for n in sizes)}
 
 
 def costs(records):
@@ -2216,7 +2216,7 @@ def abc_tables(runs):
 
 def method_tables(groups):
     """The same for the two widths of the papers' runs, and for everything else."""
-    widths = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}
+    widths, rows = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}, []
     for change, title in widths.items():
         chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
                   if (task, method, change) in groups]
@@ -2228,9 +2228,14 @@ def method_tables(groups):
                  "held-out": f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}",
                  **cells(records, (6, 10, 15, 20, 50, 60), papers=PUBLISHED[task].get(method, "-"))}
                 for task, method, records in chosen])
-    yield ("Other settings", SHARES + ".",
-           [{"task": task, "method": f"`{method}`", "changed": f"`{change}`", **cells(records, (6, 20, 60, 200))}
-            for (task, method, change), records in groups.items() if change not in widths])
+    others = {key: records for key, records in groups.items() if key[2] not in widths}
+    tasks = [task for task in TASKS if any(key[0] == task for key in others)]
+    for method, change in dict.fromkeys(key[1:] for key in others):
+        runs = {task: others.get((task, method, change), []) for task in tasks}
+        every, setting = sum(runs.values(), []), {"method": f"`{method}`", "changed": f"`{change}`"}
+        rows += [setting | {"digits": length} | {task: cell(runs[task], length) for task in tasks}
+                 | cells(every, ()) for length in (6, 60, 200) if length in tested(every)]
+    yield "Other settings", SHARES + ", by digits (parity: bits).", rows
 
 
 def encoder_tables(groups):

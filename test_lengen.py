@@ -832,6 +832,7 @@ def fake_record(seed, right, **config):
 def test_report_counts_by_hand(tmp_path, capsys):
     records = [fake_record(0, 200), fake_record(1, 199), fake_record(1, 200), fake_record(2, 199),
                fake_record(0, 100, layer="last"), fake_record(0, 7, method="rope"),
+               fake_record(2, 99, layer="last", task="addition"),
                fake_record(0, 150, width=61, spread=0), fake_record(3, 200, base=4, lengths=(3,), samples=9)]
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -842,7 +843,7 @@ def test_report_counts_by_hand(tmp_path, capsys):
     assert ("| successor | cpu | 3 | 10 (10-10) | 5 (5-5) | 4 (4-4) | 16 (16-16) | 20 (20-20) | 0.50 (0.50-0.50) | 2.00 (2.00-2.00) "
             "| 1 / 7,340 |") in out                                       # 128 * 1792 * 512 * 125 / 2e6
     assert "| successor, 60 | no-carry | 99.83" in out and "| successor | 60 | 0 / 0 | 599 / 600 |" in out
-    assert "| successor | `abc` | `--layer last` | 50 (" in out and "| `--base 4` | 100 (" in out
+    assert "| `abc` | `--layer last` | 6 | 50 (43.13-56.87) | 49.5 (" in out and "| 0, 2 | 200 |" in out and "`--layer last` | 200" not in out
     assert "| successor | `rope` | 6 | 99.9 | 3.5 (" in out and out.count("not run") > 5
     fixed = out[out.index("the authors' fixed width"):out.index("### Other settings")]
     assert "75 (" in fixed and "3.5 (" not in fixed
