@@ -274,7 +274,7 @@ def draw_test(task, length, samples, base, generator):
     for kind in TASKS[task].operands:
         if kind == "digit":
             operands.append(torch.randint(base, (B, 1), generator=generator))
-        elif count <= 10_000:
+        elif count <= max(samples, 10_000):
             order = torch.randperm(count, generator=generator)[:B]
             operands.append(to_digits(base ** (length - 1) + order, length, base))
         else:
@@ -285,7 +285,7 @@ def draw_test(task, length, samples, base, generator):
 
 
 def draw_hard(task, length, B, base, generator):
-    """Questions that random numbers leave out -> {name: operands (B, length), least significant digit first}.
+    """Questions that random numbers leave out -> {name: operands, least significant digit first}, 1 to 2B a set.
 
     In "carry-through" a carry runs through every column, in "all-carry" every column makes one of its own.
     """
@@ -585,9 +585,15 @@ class Config:
         if self.method == "rope" and self.d_model // self.n_head % 2:
             raise ValueError(f"--n-head: RoPE needs an even head width, not {self.d_model // self.n_head}")
         digits = max(self.lengths + self.hard)
-        longest = len(spec.operands) * (digits + spec.headroom) + 3
+        width = max(self.width, digits + spec.headroom)
+        longest = spec.operands.count("number") * (width + 1) + 2 * spec.operands.count("digit") + 1
         if self.method == "ape" and longest > self.table:
             raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of {digits} digits")
+
+    @property
+    def align(self):
+        """Do sources interleave their operands, as windows need it?"""
+        return METHODS[self.method].bias == "window"
 
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
@@ -984,8 +990,8 @@ def target_length(task, width):
 
 def make_keys(config, width, calibration):
     """Per decoder layer (self OpenKeys, cross OpenKeys) for operands of `width` digits, the open entries of
-    `make_bias`; None where the method or a head is not sparse."""
-    if not calibration or config.penalty:
+    `make_bias`; None where the method, a head or an encoder layer is not sparse."""
+    if not calibration or config.penalty or config.n_encoder:
         return None
     blocks, _ = column_blocks(config.task, width, config.blocks)
     T = target_length(config.task, width)
@@ -1252,7 +1258,7 @@ def exact_match(model, source, target, bias=None, keys=None):
 def evaluate(model, config, calibration=None, report=silent):
     """Exact match at the config's lengths -> {"accuracy": {length: share}, "chains": {length: {longest run of carries:
     [correct, n]}}, "hard": {length: {name in `draw_hard`: share}}}; all keys are strings, shares as `share` gives."""
-    spec, device, align = TASKS[config.task], next(model.parameters()).device, METHODS[config.method].bias == "window"
+    spec, device = TASKS[config.task], next(model.parameters()).device
     found = {"accuracy": {}, "chains": {}, "hard": {}}
     for length in sorted({*config.lengths, *config.hard}):
         report(digits=length)
@@ -1263,7 +1269,7 @@ def evaluate(model, config, calibration=None, report=silent):
         generator = seeded(config.seed * 1_000_003 + length)
 
         def answered(operands):
-            source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
+            source, target = arrange(config.task, pad(config.task, operands, width), config.base, config.align)
             return exact_match(model, source.to(device), target.to(device), bias, keys).cpu()
 
         if length in config.lengths:
@@ -1281,11 +1287,10 @@ def evaluate(model, config, calibration=None, report=silent):
 
 def batches(config, numbers, B, widths, generator):
     """Endless training batches (width, source, target), the same for the same generator whatever the method."""
-    align = METHODS[config.method].bias == "window"
     while True:
         width = widths[int(torch.randint(len(widths), (1,), generator=generator))]
         operands = draw_training(config.task, numbers, B, width, config.base, generator)
-        yield width, *arrange(config.task, operands, config.base, align)
+        yield width, *arrange(config.task, operands, config.base, config.align)
 
 
 def held_out_checks(config, numbers, widths, hard):
@@ -1298,8 +1303,7 @@ def held_out_checks(config, numbers, widths, hard):
         digits = count_digits(LIMIT, config.base) - 1
         sets = draw_hard(config.task, digits, 50, config.base, seeded(config.seed + 1)).values()
         operands = pad(config.task, [torch.cat(parts) for parts in zip(*sets)], widths[0])
-        align = METHODS[config.method].bias == "window"
-        checks.append((widths[0], *arrange(config.task, operands, config.base, align)))
+        checks.append((widths[0], *arrange(config.task, operands, config.base, config.align)))
     return checks
 
 

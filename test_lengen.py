@@ -110,7 +110,8 @@ def test_split_is_a_seven_to_one_partition():
 def test_test_numbers_have_exactly_their_length():
     draw = lambda *a: L.draw_test(*a, torch.Generator().manual_seed(0))
     number = lambda digits: [int("".join(map(str, row))) for row in digits.flip(1).tolist()]
-    assert sorted(number(draw("successor", 2, 10_000, 10)[0])) == list(range(10, 100))   # all 90, each once
+    for length, samples in ((2, 10_000), (5, 100_000)):                                 # all, each once
+        assert sorted(number(draw("successor", length, samples, 10)[0])) == list(range(10 ** (length - 1), 10 ** length))
     for length in (5, 30):
         for operand in draw("addition", length, 50, 10):
             assert all(10 ** (length - 1) <= n < 10 ** length for n in number(operand))
@@ -559,9 +560,10 @@ def test_sparse_decoding_equals_the_dense_one(task, seed):
 
 
 def test_sparse_decoding_is_left_where_something_sees_everything():
-    for options in (dict(empty="all"), dict(penalty=5.0)):
+    assert L.make_keys(tiny(method="abc"), 20, random_lines(tiny(method="abc"), 0)) is not None
+    for options, share in ((dict(empty="all"), 9), (dict(penalty=5.0), 0.7), (dict(n_encoder=1), 0.7)):
         config = tiny(method="abc", **options)
-        assert L.make_keys(config, 20, random_lines(config, 0, share=9)) is None
+        assert L.make_keys(config, 20, random_lines(config, 0, share)) is None
     assert L.make_keys(tiny(method="vanilla"), 20, None) is None
 
 
@@ -739,6 +741,15 @@ def lengen(*arguments, **options):
 
 QUICK = ["--task", "successor", "--d-model", "32", "--d-ff", "64", "--n-layer", "1", "--steps", "20", "--every", "10",
          "--batch", "8", "--lengths", "2,9", "--samples", "20", "--device", "cpu"]
+
+
+@pytest.mark.parametrize("task, operands", [("successor", ["9" * 30]), ("addition", ["9" * 30] * 2), ("nx1", ["9" * 30, "9"])])
+def test_a_learned_table_has_to_hold_the_longest_question(task, operands):
+    longest = max(map(len, L.example(task, *operands)))
+    make = lambda table: L.Config(task=task, method="ape", lengths=(30,), hard=(30,), table=table)
+    make(longest)
+    with pytest.raises(ValueError, match=f"--table: .* {longest} of 30"):
+        make(longest - 1)
 
 
 @pytest.mark.parametrize("arguments, named", [
