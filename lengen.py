@@ -523,15 +523,15 @@ class Config:
     base: int = option(10, "base of the numbers; parity always has 2", 2, 10)
     # model
     n_encoder: int = option(0, "encoder layers; 0 is the identity", 0, 100)
-    n_layer: int = option(2, "decoder layers", 1, 100)
-    n_head: int = option(4, "attention heads", 1, 1024)
-    d_model: int = option(128, "width of the model", 1, 65536)
+    n_layer: int = option(2, "decoder layers; encoders: 0 for those of --size", 1, 100)
+    n_head: int = option(4, "attention heads; encoders: 0 as above", 1, 1024)
+    d_model: int = option(128, "width of the model; encoders: 0 as above", 1, 65536)
     d_ff: int = option(512, "width of the feed-forward layers", 1, 2 ** 20)
     dropout: float = option(0.0, "dropout probability", 0, 0.99)
     norm: str = option("pre", "layer norm before or after each sublayer", choices=("pre", "post"))
     window: int = option(1, "window methods: positions open beside the line", 0, 10 ** 6)
     period: int = option(3, "window-cyclic: period of the position index", 1, 10 ** 6)
-    clip: int = option(16, "rpe methods: tables cover offsets -clip to clip", 1, 10 ** 6)
+    clip: int = option(16, "rpe methods: tables cover offsets -clip to clip; encoders: 0 for all", 1, 10 ** 6)
     table: int = option(256, "ape: positions in the learned table", 1, 10 ** 7)
     # data
     width: int = option(0, "digits an operand is padded to in training; 0: those of the largest answer", 0, 10 ** 6)
@@ -1802,7 +1802,7 @@ class EncoderConfig:
     the option."""
     last_section = 10
     task: str = option("addition", "what to learn", choices=OPERATIONS)
-    model: str = option("universal", "encoder, universal (its layer shared) or seq2seq",
+    model: str = option("universal", "encoder, or universal, whose layer is shared; seq2seq for tasks it has",
                        choices=("encoder", "universal"))
     method: str = option("rpe-k", "how positions are treated", choices=("ape", "rpe-k", "rpe-kq"))
     preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
@@ -1816,7 +1816,7 @@ class EncoderConfig:
     init: float = option(0.0, "encoders: standard deviation of all matrices at the start; 0: torch's choice", 0, 10)
     clip: int = option(0, "rpe methods: tables cover offsets -clip to clip; 0: all", 0, 10 ** 6)
     train_digits: int = option(5, "encoders: digits of training numbers, at most", 1, 18)
-    even: bool = option(False, "encoders: train on numbers of every length equally often, most of which are short")
+    even: bool = option(False, "encoders: numbers of each length equally often in training")
     second_digits: int = option(3, "multiplications: digits of the second operand, at most", 1, 18)
     modulus: int = option(100, "modular tasks: the modulus", 2, 10 ** 9)
     n_train: int = option(5000, "encoders: first operands in the training set", 1, 10 ** 8)
@@ -2238,7 +2238,7 @@ def method_tables(groups):
         runs = {task: others.get((task, method, change), []) for task in tasks}
         every, setting = sum(runs.values(), []), {"method": f"`{method}`", "changed": f"`{change}`"}
         rows += [setting | {"digits": length} | {task: cell(runs[task], length) for task in tasks}
-                 | cells(every, ()) for length in (6, 60, 200) if length in tested(every)]
+                 | cells(every, ()) for length in tested(every)]
     yield "Other settings", SHARES + ", by digits (parity: bits).", rows
 
 
@@ -2320,7 +2320,7 @@ def accuracy_picture(plt, groups, task):
         raise ValueError(f"there is no record of {task} with default settings to draw")
     figure, axes = plt.subplots(figsize=(9, 5))
     digits = count_digits(LIMIT, every[0]["config"]["base"])
-    axes.axvspan(5, digits, color="0.9", label="training range")
+    axes.axvspan(1, digits, color="0.9", label="training range")
     for (_, method, change), records in groups.items():
         lengths = tested(records)
         counts = [[sum(column) for column in zip(*tally(records, length))] for length in lengths]
@@ -2333,6 +2333,7 @@ def accuracy_picture(plt, groups, task):
              title=f"{task}, seeds {', '.join(map(str, seeds))}, trained on numbers up to 2^20")
     axes.set_xticks(ticks, ["" if any(n < m < 1.35 * n for m in ticks) else n for n in ticks])
     axes.minorticks_off()
+    axes.set_xlim(left=0.8 * ticks[0])
     figure.legend(loc="outside center right")
     return figure
 
@@ -2356,13 +2357,19 @@ def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
     return figure, grid
 
 
+def pose(config, question):
+    """A question, such as "123+748" -> width, source and target as strings. Raises: ValueError if outside the task."""
+    spec = TASKS[config.task]
+    operands = question.split(spec.operator or None)
+    width = max([config.width, *(len(text) + spec.headroom for text in operands)])
+    return width, *example(config.task, *operands, width=width, base=config.base, align=config.align)
+
+
 @torch.no_grad()
 def attend(model, config, calibration, question):
     """Cross-attention of the last decoder layer while a question's right answer is read -> (H, T, S) weights, source
     and answer as strings, rows whose next token is wrong."""
-    operands, align = question.split(TASKS[config.task].operator or None), METHODS[config.method].bias == "window"
-    width = max([config.width, *(len(text) + TASKS[config.task].headroom for text in operands)])
-    source, target = example(config.task, *operands, width=width, base=config.base, align=align)
+    width, source, target = pose(config, question)
     trace, tokens, bias = [], encode(target)[None], make_bias(config, width, calibration)
     wrong = model.eval()(encode(source)[None], tokens[:, :-1], bias, trace).argmax(-1) != tokens[:, 1:]
     return trace[-1][1][0], source, target[1:], wrong[0].nonzero().flatten().tolist()
@@ -2388,15 +2395,16 @@ def attention_picture(plt, models, question):
 def bias_pictures(plt, config, calibration, teacher):
     """Of each layer the averaged attention and, below it, the biases calibrated from it, at training size."""
     numbers, _ = split_numbers(config.seed)
-    sample = next(batches(teacher.config, numbers, config.calibration_samples, [config.width],
-                          seeded(config.seed + 4)))[1:]
-    attention = collect_attention(teacher, *sample, make_bias(teacher.config, config.width))
+    questions = sample(teacher.config, numbers, config.calibration_samples, config.seed + 4, torch.device("cpu"))
+    scores = config.calibrate_on == "scores"
+    attention = collect_attention(teacher, *questions, make_bias(teacher.config, config.width), scores)
     for layer, biases in enumerate(make_bias(config, config.width, calibration).decoder):
         rows, used = [], calibration[layer if config.layer == "own" else -1]
         for kind, lines, weights, bias in zip(("self", "cross"), used, attention, biases):
             closed = torch.cat([values for blocks in lines.values.values() for values in blocks], 1).isneginf().all(1)
             heads = [f"head {head}" + (": no line" if empty else "") for head, empty in enumerate(closed, 1)]
-            rows += [(f"averaged {kind}-attention\noutput position", "weight", (0, 1), heads, weights[layer]),
+            unit, ends = ("score", (None, None)) if scores else ("weight", (0, 1))
+            rows += [(f"averaged {kind}-attention\noutput position", unit, ends, heads, weights[layer]),
                      (f"{kind} bias\noutput position", "bias (grey: closed)", (-0.5, 0), heads, bias)]
         yield heat_maps(plt, f"{run_title(config)}: layer {layer + 1}", "input position", rows)[0]
 
@@ -2435,9 +2443,9 @@ def errors_picture(plt, model, config, calibration, chains, length=20, samples=2
         left.plot(*zip(*found), label=digits)
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
     left.legend(*left.get_legend_handles_labels(), title="digits" if chains else "this task carries nothing")
-    width, align = max(config.width, length + TASKS[config.task].headroom), METHODS[config.method].bias == "window"
+    width = max(config.width, length + TASKS[config.task].headroom)
     operands = draw_test(config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed))
-    source, target = arrange(config.task, pad(config.task, operands, width), config.base, align)
+    source, target = arrange(config.task, pad(config.task, operands, width), config.base, config.align)
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
     right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist())
@@ -2492,7 +2500,7 @@ def encoder_picture(plt, records):
     steps, digits = zip(*first["curve"])
     for place, shares in enumerate(zip(*digits), 1):
         curve.plot(steps, shares, label=place)
-    wrong.bar(*zip(*sorted((int(n), count) for n, count in first["wrong_digits"].items())) or ([], []))
+    wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
     wrong.set_xlim(0.4, first["config"]["width"] + 1.6)
     if "carries" not in first:
         carries.set_axis_off()
@@ -2529,11 +2537,10 @@ QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919
              "parity": "11010011101011010010", "parity-label": "11010011101011010010"}
 
 
-def draw_pictures(folder, groups, question=None):
-    """Every picture of a finished run -> PNG files in its folder; groups as `read_records` returns them, for an
-    encoder the records to draw beside its own."""
-    plt, folder = pyplot(), Path(folder)
-    model, config, calibration, teacher = load(folder, "--plot-from")
+def draw_pictures(folder, loaded, groups, question=None):
+    """Every picture of a finished run, as `load` returns it -> PNG files in its folder; groups as `read_records` returns
+    them, for an encoder the records to draw beside its own."""
+    plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
     record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -2548,7 +2555,7 @@ def draw_pictures(folder, groups, question=None):
         models.insert(0, ("vanilla", teacher, teacher.config, None))
         for layer, figure in enumerate(bias_pictures(plt, config, calibration, teacher), 1):
             figures[f"bias-layer{layer}"] = figure
-    if METHODS[config.method].bias == "window":
+    if config.align:
         figures["window"] = window_picture(plt, config)
     question = question or "".join(str(int(c) % config.base) if c.isdigit() else c for c in QUESTIONS[config.task])
     figures["attention"] = attention_picture(plt, models, question)
@@ -2721,22 +2728,20 @@ def peak_bytes(device):
 
 def benchmark_summary(found):
     """As a Markdown table."""
-    ratios, seconds = found["ratios"], found["seconds"]
-    milli = lambda name: f"{1e3 * seconds[name]:.1f} ms"
-    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", "step", "torch_step", "step_vs_torch"),
-            ("the same / the matrix products in it", "step", "floor", "step_vs_floor"),
-            ("training step, paper's shape, batch 64 / torch.nn.Transformer", "paper_step", "paper_torch_step",
-             "paper_step_vs_torch"),
-            ("the same / the matrix products in it", "paper_step", "paper_floor", "paper_step_vs_floor"),
-            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", "loop", "abc_bias", "abc_vs_loop"),
-            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", "greedy", "evaluate",
-             "evaluate_vs_greedy")]
-    lines = [f"| {what} | {milli(a)} | {milli(b)} | {ratios[name]:.2f} |" for what, a, b, name in rows]
-    for n, ratio in ratios["sparse_vs_dense"].items():
-        dense = f"{seconds['dense'][n]:.1f} s | {seconds['sparse'][n]:.2f} s | {ratio:.1f}" if ratio else \
-            f"not run | {seconds['sparse'][n]:.2f} s | not run"
-        lines.append(f"| dense / line-sparse decoding of a {int(n):,}-digit answer | {dense} |")
-    lines.append(f"| time a digit, line-sparse, 10,000 / 1,000 digits | | | {ratios['digit_time_10000_vs_1000']:.2f} |")
+    s = found["seconds"]
+    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", s["step"], s["torch_step"]),
+            ("the same / the matrix products in it", s["step"], s["floor"]),
+            ("training step, paper's shape, batch 64 / torch.nn.Transformer", s["paper_step"], s["paper_torch_step"]),
+            ("the same / the matrix products in it", s["paper_step"], s["paper_floor"]),
+            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", s["loop"], s["abc_bias"]),
+            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", s["greedy"], s["evaluate"])]
+    rows += [(f"dense / line-sparse decoding of a {int(n):,}-digit answer", s["dense"][n], s["sparse"][n])
+             for n in s["sparse"]]
+    digit = {n: s["sparse"][n] / int(n) for n in ("1000", "10000")}
+    rows += [("a digit of 10,000 / of 1,000, line-sparse", digit["10000"], digit["1000"])]
+    show = lambda x: f"{1e3 * x:.1f} ms" if x < 1 else f"{x:.1f} s"
+    lines = [f"| {what} | {show(a)} | {show(b)} | {a / b:.2f} |" if a else f"| {what} | not run | {show(b)} | not run |"
+             for what, a, b in rows]
     peak = f"{found['peak_bytes'] / 2 ** 30:.2f} GiB" if found["peak_bytes"] else "not known"
     return "\n".join(["| what | first | second | ratio |", "| --- | --- | --- | --- |", *lines, "",
                       f"{found['device']}, torch {found['torch']}, peak memory {peak}"])
@@ -2795,9 +2800,7 @@ def read_run(folder, asked_by):
     try:
         state = read_checkpoint(Path(folder) / "checkpoint.pt")
         kind = next(kind for kind in KINDS if state["config"].keys() == {x.name for x in dataclasses.fields(kind)})
-        fields = {field.name: tuple if isinstance(field.default, tuple) else lambda value: value
-                  for field in dataclasses.fields(kind)}
-        return state, kind(**{name: form(state["config"][name]) for name, form in fields.items()})
+        return state, kind(**state["config"])
     except ValueError as error:
         raise ValueError(f"{asked_by}: {error}") from None
     except (KeyError, TypeError, AttributeError, StopIteration):
@@ -2836,13 +2839,15 @@ def load(folder, asked_by="--from"):
 
 def load_teacher(folder, config):
     """The interpolating model of a finished abc run. Raises: ValueError when it was trained on something else."""
+    if getattr(config, "method", None) != "abc":
+        raise ValueError("--teacher: only --method abc calibrates on one")
     _, other, _, teacher = load(folder, "--teacher")
     if teacher is None:
         raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
     for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
-        if getattr(other, name) != getattr(config, name, None):
+        if getattr(other, name) != getattr(config, name):
             raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, "
-                             f"not {getattr(config, name, None)}")
+                             f"not {getattr(config, name)}")
     return teacher
 
 
@@ -2851,15 +2856,7 @@ def ask(model, config, calibration, question):
 
     Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
     """
-    spec, base = TASKS[config.task], config.base
-    shape = spec.operator.join(["1011" if base == 2 else "123", "1"][:len(spec.operands)])
-    operands = question.split(spec.operator) if spec.operator else [question]
-    if (len(operands) != len(spec.operands) or not all(text and set(text) <= set(VOCAB[:base]) for text in operands)
-            or any(len(text) > 1 for text, kind in zip(operands, spec.operands) if kind == "digit")):
-        raise ValueError(f"{question!r} is not a question for {config.task} in base {base}; ask like {shape}")
-    width = max(config.width, len(operands[0]) + spec.headroom, len(operands[-1]) + spec.headroom)
-    align = METHODS[config.method].bias == "window"
-    source, target = example(config.task, *operands, width=width, base=base, align=align)
+    width, source, target = pose(config, question)
     device = next(model.parameters()).device
     keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
     if keys:
@@ -2868,9 +2865,9 @@ def ask(model, config, calibration, question):
         tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
     written = decode(tokens[0])[1:]
     digits = written.partition(END)[0]
-    if END not in written or not set(digits) <= set(VOCAB[:base]):
+    if END not in written or not set(digits) <= set(VOCAB[:config.base]):
         return f"no number; the model wrote {written!r}"
-    return digits[-1:] if base == 2 and config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
+    return digits[-1:] if config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
 
 
 class Progress:
@@ -2878,9 +2875,11 @@ class Progress:
 
     def __init__(self, path, quiet, keeper):
         self.log, self.quiet, self.live = open(path, "a+b"), quiet, sys.stderr.isatty()
-        self.start, self.stage, self.keeper = time.perf_counter(), "", keeper
         self.log.seek(0)
-        self.log.truncate(self.log.read().rfind(b"\n") + 1)                             # what a killed run left half
+        text = self.log.read().rpartition(b"\n")[0]
+        self.log.truncate(len(text) + bool(text))                                       # what a killed run left half
+        before = re.findall(rb'^{"seconds": ([\d.]+)', text, re.MULTILINE)               # a resumed run goes on
+        self.start, self.stage, self.keeper = time.perf_counter() - float(before[-1] if before else 0), "", keeper
 
     def __call__(self, **fields):
         if "step" not in fields:                        # in training the step is saved first
@@ -2889,10 +2888,11 @@ class Progress:
         self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}).encode() + b"\n")
         self.log.flush()
         if "stage" in fields:
-            self.stage, self.begun = fields["stage"], seconds
+            self.stage, self.last = fields["stage"], (seconds, 0)
             self.show(f"{self.stage} ...")
         elif "step" in fields:
-            left = (seconds - self.begun) / fields["step"] * (fields["of"] - fields["step"])
+            pace = (seconds - self.last[0]) / max(1, fields["step"] - self.last[1])
+            left, self.last = pace * (fields["of"] - fields["step"]), (seconds, fields["step"])
             held_out = f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
             held_out += f", hard {fields['hard']:.1%}" if "hard" in fields else ""
             self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}{held_out}, {seconds:.0f} s, "
@@ -2922,11 +2922,18 @@ def parser():
     """Options left out are absent from the result, so that a preset can fill them."""
     p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
                description=__doc__.partition("\n")[0])
-    known = {field.name: field for kind in (PairsConfig, EncoderConfig, Config) for field in dataclasses.fields(kind)}
-    for field in known.values():
-        kind = numbers if isinstance(field.default, tuple) else type(field.default)
+    known = {}
+    for kind, label in ((Config, ""), (EncoderConfig, "encoders "), (PairsConfig, "consecutive ")):
+        for field in dataclasses.fields(kind):
+            known.setdefault(field.name, []).append((field, label))
+    for name, fields in known.items():
+        first, defaults = fields[0][0], {}
+        for field, label in fields:
+            defaults.setdefault(field.default, label)                                   # only defaults that differ
+        shown = "; ".join(f"{label}{default}" for default, label in defaults.items())
+        kind = numbers if isinstance(first.default, tuple) else type(first.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
-        p.add_argument(flag(field.name), help=f"{field.metadata['help']} (default: {field.default})", **how)
+        p.add_argument(flag(name), help=f"{first.metadata['help']} (default: {shown})", **how)
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
     p.add_argument("--save-every", type=int, default=200, help="steps between checkpoints (default: 200)")
@@ -2950,6 +2957,13 @@ def parser():
     return p
 
 
+def refuse(options, allowed, why):
+    """Raises: ValueError when an option of any kind of run is given that is not allowed here."""
+    for name in options:
+        if name not in allowed and any(name == field.name for kind in KINDS for field in dataclasses.fields(kind)):
+            raise ValueError(f"{flag(name)}: {why}")
+
+
 def read_config(options):
     """Parsed options -> Config, PairsConfig for "consecutive", EncoderConfig for tasks that only encoders have or
     if --model says so. Raises: ValueError for an option of another."""
@@ -2960,12 +2974,10 @@ def read_config(options):
     own = task in OPERATIONS and task not in TASKS
     model = options.get("model", "universal" if own else "seq2seq")
     kind = PairsConfig if task == "consecutive" else Config if model == "seq2seq" else EncoderConfig
-    names = {each: {field.name for field in dataclasses.fields(each)} for each in KINDS}
-    for name in options:
-        if any(name in names[each] for each in KINDS) and name not in names[kind] and (name, kind) != ("model", Config):
-            raise ValueError(f"{flag(name)}: --task {task or kind.task} with --model {model} has no such option")
-    given = {name: value for name, value in options.items() if name in names[kind]}
-    return KINDS[kind].make(**given)
+    names = {field.name for field in dataclasses.fields(kind)}
+    refuse(options, names | {"model"} if kind is Config else names,
+           f"--task {task or kind.task} with --model {model} has no such option")
+    return KINDS[kind].make(**{name: value for name, value in options.items() if name in names})
 
 
 def new_folder(stem, out):
@@ -3032,11 +3044,11 @@ def prepare(options, config):
     return device
 
 
-def without_compile(config):
+def without_compile(config, device):
     """The config as it is, or without --compile where torch cannot do it, which one line says."""
     try:
         if getattr(config, "compile", False):
-            torch.compile(lambda x: x + 1)(torch.ones(2))
+            torch.compile(lambda x: x + 1)(torch.ones(2, device=device))
         return config
     except Exception as error:                          # of many kinds: no compiler, no Triton, an old Python
         print(f"lengen: --compile is left out: {type(error).__name__}", file=sys.stderr)
@@ -3045,8 +3057,9 @@ def without_compile(config):
 
 def train_command(options):
     """Run an experiment, write its folder, print the result."""
-    config = without_compile(read_config(options))
+    config = read_config(options)
     device = prepare(options, config)
+    config = without_compile(config, device)
     if options.get("plot"):
         pyplot()                                        # missing matplotlib is told before the run, not after
     if "record" in options and is_recorded(config, options["record"]):
@@ -3059,8 +3072,8 @@ def train_command(options):
         weights = load_teacher(options["teacher"], config).state_dict()
         result = {"steps": 0, "examples": 0, "tokens": 0, "seconds": 0.0, "exact": True}
         keeper.finished["interpolate 0"] = dict(model=weights, result=result)
-    if processes()[0] > 0:
-        run(config, device)
+    if processes()[0] > 0:                              # the first process writes
+        run(config, device, keeper=keeper)
         return 0
     folder = new_folder(stem, options.get("out"))
     with locked(folder):
@@ -3119,8 +3132,7 @@ def carry_out(config, device, folder, keeper, options):
     text = json.dumps(record) if options.get("json") else kind.summary(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     if options.get("plot"):
-        draw_pictures(folder, read_records(folder) if kind.run is run else {}, options.get("attend"))
-    return 0
+        draw_pictures(folder, load(folder), read_records(folder) if kind.run is run else {}, options.get("attend"))
 
 
 def append_record(record, path):
@@ -3134,10 +3146,7 @@ def eval_command(options):
     model, config, calibration, _ = load(folder, "--eval")
     if not isinstance(config, Config):
         raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
-    for field in dataclasses.fields(config):
-        if field.name in options and field.name not in tested:
-            raise ValueError(f"{flag(field.name)}: --eval tests a finished run, and takes "
-                             f"{', '.join(map(flag, tested))}")
+    refuse(options, tested, f"--eval tests a finished run, and takes {', '.join(map(flag, tested))}")
     config = dataclasses.replace(config, **{name: options[name] for name in tested if name in options})
     device = prepare(options, config)
     try:
@@ -3147,11 +3156,12 @@ def eval_command(options):
     start = time.perf_counter()
     record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
                   device=device_name(device), source_sha256=source_sha256(config))
-    record["seconds"]["evaluate"], record["peak_bytes"] = round(time.perf_counter() - start, 2), peak_bytes(device)
+    seconds, record["peak_bytes"] = record["seconds"], peak_bytes(device)
+    seconds["evaluate"] = round(time.perf_counter() - start, 2)
+    seconds["total"] = round(sum(seconds.values()) - seconds["total"], 2)
     if "record" in options:
         append_record(record, options["record"])
     print(json.dumps(record) if options.get("json") else summary(record))
-    return 0
 
 
 def ask_command(options):
@@ -3173,35 +3183,32 @@ def ask_command(options):
 
 def report_command(options):
     print(report(options["report"]), end="")
-    return 0
 
 
 def plot_command(options):
-    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one."""
-    pyplot()
+    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one. The
+    biases also as text, which needs no matplotlib."""
     folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
     kinds = {path: type(folders[path][1]) if path in folders else Config for path in options["plot_from"]}
     groups = read_records(*(path for path, kind in kinds.items() if kind is Config))
     encoders = [json.loads((Path(path) / "result.json").read_text(encoding="utf-8"))
                 for path, kind in kinds.items() if kind is EncoderConfig]
     of_task = lambda task: {key: records for key, records in groups.items() if key[0] == task}
-    for path in options["plot_from"]:
-        if path in folders:
-            beside = encoders if kinds[path] is EncoderConfig else of_task(folders[path][1].task)
-            draw_pictures(path, beside, options.get("attend"))
-            if folders[path][2]:
-                print(character_map(folders[path][1], folders[path][2]))
-            continue
+    for _, config, calibration, _ in folders.values():
+        if calibration:
+            print(character_map(config, calibration))
+    for path, loaded in folders.items():
+        beside = encoders if kinds[path] is EncoderConfig else of_task(loaded[1].task)
+        draw_pictures(path, loaded, beside, options.get("attend"))
+    for path in kinds.keys() - folders.keys():
         for task in {key[0]: None for key in groups}:
             plain = {key: records for key, records in of_task(task).items() if not key[2]}
             save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
-    return 0
 
 
 def benchmark_command(options):
     found = benchmark(pick_device(options["device"]))
     print(json.dumps(found) if options.get("json") else benchmark_summary(found))
-    return 0
 
 
 def list_command(options):
@@ -3214,7 +3221,6 @@ def list_command(options):
     print("methods")
     for name, method in METHODS.items():
         print(f"  {name:<14} {method.where} ({method.source})")
-    return 0
 
 
 COMMANDS = {"list": list_command, "benchmark": benchmark_command,
@@ -3230,7 +3236,7 @@ def main(argv=None):
     code, text, debug = 1, None, "--debug" in (sys.argv if argv is None else argv)
     try:
         options = vars(parser().parse_args(argv))
-        code = next((command for name, command in COMMANDS.items() if name in options), train_command)(options)
+        code = next((command for name, command in COMMANDS.items() if name in options), train_command)(options) or 0
         sys.stdout.flush()
     except SystemExit as stop:                          # --help
         code = stop.code
