@@ -250,6 +250,14 @@ def natural_width(task, base=10):
     return count_digits(answers.get(task, LIMIT), base)
 
 
+def width_for(task, digits, base=10):
+    """Width at which a question of so many digits is put: zeros in front make room for the answer, and are no fewer than
+    those of the longest training numbers, or answers would end where none did in training. One in base 10, two in
+    binary sums; parity needs none."""
+    headroom, zeros = TASKS[task].headroom, natural_width(task, base) - count_digits(LIMIT - 1, base)
+    return digits + max(headroom, zeros) if headroom else digits
+
+
 def draw_training(task, numbers, B, width, base, generator):
     """Operands for B training examples, each number drawn independently from `numbers`."""
     operands = []
@@ -585,7 +593,7 @@ class Config:
         if self.method == "rope" and self.d_model // self.n_head % 2:
             raise ValueError(f"--n-head: RoPE needs an even head width, not {self.d_model // self.n_head}")
         digits = max(self.lengths + self.hard)
-        width = max(self.width, digits + spec.headroom)
+        width = max(self.width, width_for(self.task, digits, self.base))
         longest = spec.operands.count("number") * (width + 1) + 2 * spec.operands.count("digit") + 1
         if self.method == "ape" and longest > self.table:
             raise ValueError(f"--table: {self.table} positions are fewer than the {longest} of {digits} digits")
@@ -1258,11 +1266,11 @@ def exact_match(model, source, target, bias=None, keys=None):
 def evaluate(model, config, calibration=None, report=silent):
     """Exact match at the config's lengths -> {"accuracy": {length: share}, "chains": {length: {longest run of carries:
     [correct, n]}}, "hard": {length: {name in `draw_hard`: share}}}; all keys are strings, shares as `share` gives."""
-    spec, device = TASKS[config.task], next(model.parameters()).device
+    device = next(model.parameters()).device
     found = {"accuracy": {}, "chains": {}, "hard": {}}
     for length in sorted({*config.lengths, *config.hard}):
         report(digits=length)
-        width = max(config.width, length + spec.headroom)
+        width = max(config.width, width_for(config.task, length, config.base))
         keys = make_keys(config, width, calibration) if width > 100 else None          # dense is faster below
         bias = None if keys else to_device(make_bias(config, width, calibration), device)
         samples = config.samples if length <= 100 else config.long_samples
@@ -2359,9 +2367,8 @@ def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
 
 def pose(config, question):
     """A question, such as "123+748" -> width, source and target as strings. Raises: ValueError if outside the task."""
-    spec = TASKS[config.task]
-    operands = question.split(spec.operator or None)
-    width = max([config.width, *(len(text) + spec.headroom for text in operands)])
+    operands = question.split(TASKS[config.task].operator or None)
+    width = max([config.width, *(width_for(config.task, len(text), config.base) for text in operands)])
     return width, *example(config.task, *operands, width=width, base=config.base, align=config.align)
 
 
@@ -2443,7 +2450,7 @@ def errors_picture(plt, model, config, calibration, chains, length=20, samples=2
         left.plot(*zip(*found), label=digits)
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
     left.legend(*left.get_legend_handles_labels(), title="digits" if chains else "this task carries nothing")
-    width = max(config.width, length + TASKS[config.task].headroom)
+    width = max(config.width, width_for(config.task, length, config.base))
     operands = draw_test(config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed))
     source, target = arrange(config.task, pad(config.task, operands, width), config.base, config.align)
     with torch.no_grad():

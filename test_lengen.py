@@ -119,6 +119,14 @@ def test_test_numbers_have_exactly_their_length():
     assert L.draw_test("parity", 10_000, 3, 2, torch.Generator())[0].shape == (3, 10_000)
 
 
+@pytest.mark.parametrize("task, base, trained, tested", [("addition", 10, 0, 1), ("addition", 2, 2, 2), ("addition", 8, 1, 1),
+                                                         ("successor", 2, 1, 1), ("nx1", 10, 0, 1), ("parity", 2, 1, 0)])
+def test_zeros_in_front_of_questions(task, base, trained, tested):
+    text = {2: "1" * 20, 8: "3777777", 10: "1048575"}[base]                               # 2^20 - 1
+    source, _ = L.example(task, *[text, "1"][:len(L.TASKS[task].operands)], width=L.Config(task=task, base=base).width, base=base)
+    assert source[1:].index(text) == trained and L.width_for(task, 60, base) == 60 + tested
+
+
 @pytest.mark.parametrize("base", [2, 4, 8, 10])
 @pytest.mark.parametrize("task", L.TASKS)
 def test_natural_width_is_the_narrowest_that_holds_every_number_and_answer(task, base):
