@@ -299,8 +299,8 @@ def draw_hard(task, length, B, base, generator):
     """
     top, draw = base - 1, lambda high=base: torch.randint(high, (B, length), generator=generator)
     a, zeros = draw(), torch.zeros(B, length, dtype=torch.int64)
-    ones, one = zeros + 1, F.pad(zeros[:, 1:] * 0, (1, 0), value=1)                    # 11...1 and 0...01
-    first = F.pad(zeros[:, 1:], (0, 1), value=1)                                       # 10...0
+    ones = zeros + 1                                                                   # 11...1
+    one, first = F.pad(zeros[:, 1:], (1, 0), value=1), F.pad(zeros[:, 1:], (0, 1), value=1)     # 0...01 and 10...0
     if task == "successor":
         nines = torch.arange(length) < torch.randint(length + 1, (B, 1), generator=generator)
         return {"carry-through": [ones[:1] * top], "trailing-nines": [a.masked_fill(nines, top)],
@@ -847,7 +847,7 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
             above = torch.cat([value for value, _ in split((attention > floor).to(d), "mean")], 1)
         counted = torch.cat([size for _, size in parts]) > support * m                  # (L,)
         may_open = counted & markers.to(d.device) if direction == 0 and markers is not None else counted
-        if not counted.any():
+        if not counted.any():                                                           # then none may open
             counted = torch.ones_like(counted)
         mu, sigma = d[:, counted].mean(1, keepdim=True), d[:, counted].std(1, unbiased=False, keepdim=True)
         flat = sigma <= 1e-5 * mu.abs()                                                 # rounding is no pattern
