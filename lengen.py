@@ -2108,7 +2108,7 @@ def read_records(*paths):
             text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
             for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
                 record = json.loads(line)
-                key = record["task"], record["method"], changed_options(record)
+                key = record["task"], record.get("method"), changed_options(record)
                 groups.setdefault(key, {})[record["seed"]] = record
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
@@ -2128,7 +2128,9 @@ def changed_options(record):
     """
     config, names = record["config"], list(record["config"])
     ignored = {"task", "method", "seed", "lengths", "hard", "samples", "long_samples"}
-    if is_encoder(record):
+    if config["task"] == PairsConfig.task:
+        default, fixed = PairsConfig(), {}
+    elif is_encoder(record):
         ignored.add("every")
         default = make_encoder_config(record["preset"], task=config["task"], lengths=tuple(config["lengths"]))
         fixed = {"model": "", "clip": 2 * config["width"]}
@@ -2148,6 +2150,11 @@ def percent(correct, n):
     return "100" if correct == n else f"{math.floor(1e4 * correct / n) / 100:g}"
 
 
+def interval(low, high):
+    """A share's bounds in percent, rounded outwards."""
+    return f"({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
+
+
 def tested(records, kind="accuracy"):
     """Lengths in the records; kind: "accuracy", "hard" or "chains"."""
     return sorted({int(length) for r in records for length in r[kind]})
@@ -2165,9 +2172,8 @@ def cell(records, length, name=None):
     if not seeds:
         return "not run"
     total = [sum(counts) for counts in zip(*seeds)]
-    low, high = wilson(*total)
     exact = f", {sum(right == asked for right, asked in seeds)}/{len(seeds)}" if len(seeds) > 1 else ""
-    return f"{percent(*total)} ({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g}){exact}"
+    return f"{percent(*total)} {interval(*wilson(*total))}{exact}"
 
 
 def cells(records, lengths, **more):
@@ -2270,14 +2276,25 @@ def encoder_tables(groups):
             for name, by in (("nc", "carries"), ("mc", "longest run of carries"))])
 
 
+def pairs_tables(groups):
+    """The same for consecutive pairs."""
+    both = lambda a: f"{100 * a['soft']:.2f}, {100 * a['hard']:.2f} {interval(*a['hard_interval'])}"
+    yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, every "
+           "seed; checkerboard: their mean.",
+           [{"changed": f"`{change}`", "soft, hard": "; ".join(both(run["accuracy"]) for run in record["runs"]),
+             "n": f"{record['accuracy']['n']:,}",
+             "checkerboard": f"{statistics.mean(run['checkerboard'] for run in record['runs']):.1f}"}
+            for (*_, change), records in groups.items() for record in records])
+
+
 def report(path):
     """The README's tables from a file of records, as Markdown; one without rows is left out."""
-    groups, encoders, texts = {}, {}, []
+    groups, encoders, pairs, texts = {}, {}, {}, []
     for key, records in read_records(path).items():
-        (encoders if is_encoder(records[0]) else groups)[key] = records
+        (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else groups)[key] = records
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
     for title, note, rows in (*(abc_tables(runs) if runs else ()), *method_tables(groups),
-                              *(encoder_tables(encoders) if encoders else ())):
+                              *(encoder_tables(encoders) if encoders else ()), *pairs_tables(pairs)):
         if rows:
             lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
             text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
@@ -3209,7 +3226,7 @@ def plot_command(options):
         draw_pictures(path, loaded, beside, options.get("attend"))
     for path in kinds.keys() - folders.keys():
         for task in {key[0]: None for key in groups}:
-            plain = {key: records for key, records in of_task(task).items() if not key[2]}
+            plain = {key: records for key, records in of_task(task).items() if key[0] in TASKS and not key[2]}
             save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
 
 

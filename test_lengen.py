@@ -891,6 +891,14 @@ def test_report_of_encoders_counts_by_hand(tmp_path, capsys):
     assert "### ABC, default settings" in out and out.count("`--model") == 8
 
 
+def test_report_of_pairs_counts_by_hand(tmp_path, capsys):
+    run = lambda hard, board: {"accuracy": {"soft": 0.75, "hard": hard, "n": 200, "hard_interval": L.wilson(int(200 * hard), 200)}, "checkerboard": board}
+    config = json.loads(json.dumps(dataclasses.asdict(L.PairsConfig(d_vocab=8, seeds=2))))
+    (tmp_path / "a").write_text(json.dumps(dict(run(0.5, 1.0), task="consecutive", seed=1, config=config, runs=[run(0.5, 1.0), run(1.0, 4.0)])))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0
+    assert "| `--seeds 2 --d-vocab 8` | 75.00, 50.00 (43.13-56.87); 75.00, 100.00 (98.11-100) | 200 | 2.5 |" in capsys.readouterr().out
+
+
 def test_report_of_no_records_is_one_line(tmp_path, capsys):
     (tmp_path / "a").write_text('{"task": "successor"}\n')
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
