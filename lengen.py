@@ -2279,8 +2279,8 @@ def encoder_tables(groups):
 def pairs_tables(groups):
     """The same for consecutive pairs."""
     both = lambda a: f"{100 * a['soft']:.2f}, {100 * a['hard']:.2f} {interval(*a['hard_interval'])}"
-    yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, every "
-           "seed; checkerboard: their mean.",
+    yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, "
+           "every seed; checkerboard: their mean.",
            [{"changed": f"`{change}`", "soft, hard": "; ".join(both(run["accuracy"]) for run in record["runs"]),
              "n": f"{record['accuracy']['n']:,}",
              "checkerboard": f"{statistics.mean(run['checkerboard'] for run in record['runs']):.1f}"}
@@ -2562,8 +2562,8 @@ QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919
 
 
 def draw_pictures(folder, loaded, groups, question=None):
-    """Every picture of a finished run, as `load` returns it -> PNG files in its folder; groups as `read_records` returns
-    them, for an encoder the records to draw beside its own."""
+    """Every picture of a finished run, as `load` returns it -> PNG files in its folder; groups as `read_records`
+    returns them, for an encoder the records to draw beside its own."""
     plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
