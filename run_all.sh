@@ -88,6 +88,8 @@ done
 record --task parity-label --method vanilla --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
 record --task addition --method rope --n-encoder 1 --lengths 6,10,15,20,50,60
 record --task parity --method rpe-k --n-encoder 1 --lengths 6,10,15,20,50,60
+record --task parity --method vanilla --lr 1e-5 --lengths 6,10,15,20,50,60
+record --task parity --method vanilla --lr 1e-4 --lengths 6,10,15,20,50,60
 
 # Parts of the calibration, taken out one by one, with the teachers of the first runs
 for task in successor addition nx1 parity; do
