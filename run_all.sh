@@ -130,6 +130,8 @@ for method in rpe-k ape; do
         encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 500 $even
     done
 done
+encoder --task elementwise-addition $sums --lr 2e-3 --method ape --steps 6000 --every 1000
+encoder --task multiplication --second-digits 1 --lengths 5,6,7,8,9,10 --width 11 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 10 --prime 500
 for long in "--prime 500" "--finetune 500"; do
     encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
 done
