@@ -107,12 +107,13 @@ for base in 2 4 8; do
     done
 done
 
-# The authors' fixed width
-for method in abc vanilla rope window window-cyclic window-nope rpe-k rpe-kq ape; do
-    record --task successor --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
+# The authors' fixed width, where a step takes seven times as long
+for method in vanilla rope window window-cyclic window-nope rpe-k ape; do
+    record --task successor --method "$method" --width 61 --spread 0 --steps 800 --lengths 6,10,15,20,50,60
 done
-for method in alibi nope; do
-    record --task successor --method "$method" --steps 1000 --width 61 --spread 0 --lengths 6,10,15,20,50,60
+record --task successor --method abc --width 61 --spread 0 --steps 800 --retrain-steps 600 --tries 1 --teachers 1 --lengths 6,10,15,20,50,60
+for method in rpe-kq alibi nope; do
+    record --task successor --method "$method" --width 61 --spread 0 --steps 800 --lengths 6,10,15,20,50,60
 done
 for method in vanilla abc; do
     record --task addition --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
