@@ -2942,10 +2942,8 @@ def numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 
-def parser():
-    """Options left out are absent from the result, so that a preset can fill them."""
-    p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-               description=__doc__.partition("\n")[0])
+def add_config_options(p):
+    """Every field of the configurations as an option of the parser, its help with the defaults of each kind of run."""
     known = {}
     for kind, label in ((Config, ""), (EncoderConfig, "encoders "), (PairsConfig, "consecutive ")):
         for field in dataclasses.fields(kind):
@@ -2958,6 +2956,13 @@ def parser():
         kind = numbers if isinstance(first.default, tuple) else type(first.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
         p.add_argument(flag(name), help=f"{first.metadata['help']} (default: {shown})", **how)
+
+
+def parser():
+    """Options left out are absent from the result, so that a preset can fill them."""
+    p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+               description=__doc__.partition("\n")[0])
+    add_config_options(p)
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
     p.add_argument("--save-every", type=int, default=200, help="steps between checkpoints (default: 200)")
