@@ -10,7 +10,8 @@ it, beside the position schemes that fail.
     python lengen.py --task successor --method vanilla      # half a minute: right at 6 digits, wrong at 10
     python lengen.py --from runs/NAME --ask "123+748"       # a second
 
-Read it from top to bottom; each section needs only those above it.
+Read it from top to bottom; each section needs only those above it. Sections 1 to 5 and 8 are the method, a third of the
+file; the others can be left out at a first reading.
 
     1. Tasks               digits in, tokens out
     2. Positions, biases   sinusoidal, RoPE, relative tables, ALiBi, windows

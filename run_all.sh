@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   successor, addition, nx1, parity by every method at small size, and the headline runs
 # ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
-# ./run_all.sh alone   ABC on addition and successor, seeds 0 to 9, for their times: half an hour, nothing beside it
+# ./run_all.sh alone   ABC on the four tasks, seeds 0 to 9, for their times: 50 minutes, nothing beside it
 # ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #
 # A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
@@ -52,7 +52,7 @@ if [ "$mode" = quick ]; then
     exit
 fi
 if [ "$mode" = alone ]; then
-    for task in addition successor; do
+    for task in addition successor nx1 parity; do
         for seed in 0 1 2 3 4 5 6 7 8 9; do
             start results/alone.jsonl --task "$task" --method abc --seed "$seed"
         done
