@@ -252,11 +252,16 @@ def natural_width(task, base=10):
 
 
 def width_for(task, digits, base=10):
-    """Width at which a question of so many digits is put: zeros in front make room for the answer, and are no fewer than
-    those of the longest training numbers, or answers would end where none did in training. One in base 10, two in
-    binary sums; parity needs none."""
+    """Width at which a question of so many digits is put: zeros in front make room for the answer, and are no fewer
+    than those of the longest training numbers, or answers would end where none did in training. One in base 10, two
+    in binary sums; parity needs none."""
     headroom, zeros = TASKS[task].headroom, natural_width(task, base) - count_digits(LIMIT - 1, base)
     return digits + max(headroom, zeros) if headroom else digits
+
+
+def target_length(task, width):
+    """Tokens that an answer to operands of `width` digits has, END included."""
+    return (1 if task == "parity-label" else width) + 1
 
 
 def draw_training(task, numbers, B, width, base, generator):
@@ -913,7 +918,13 @@ def column_blocks(task, width, cut=True):
 
 def calibrate(config, self_attention, cross_attention):
     """Averaged attention (n_layer, H, T, T) and (n_layer, H, T, S) at the training width -> per layer
-    (self Lines, cross Lines), with the config's rules. Source: ABC v2, App. D, step 2."""
+    (self Lines, cross Lines), with the config's rules. Source: ABC v2, App. D, step 2.
+
+    At a fixed width only the rows are read that natural width has, since in all others training saw nothing but zeros
+    (authors' code: the first 6 rows).
+    """
+    rows = target_length(config.task, natural_width(config.task, config.base))
+    self_attention, cross_attention = self_attention[..., :rows, :rows], cross_attention[..., :rows, :]
     blocks, markers = column_blocks(config.task, config.width, config.blocks)
     common = dict(line=config.line, kappa_unit=config.kappa_unit, support=config.support)
     floor = config.floor if config.calibrate_on == "weights" else -INF                # scores have no natural zero
@@ -990,11 +1001,6 @@ def open_keys(lines, M, blocks, empty="all", causal=False):
     values = values[:, :, None, :].masked_fill(~same, -INF).amax(3)
     closed = (same & torch.ones_like(same[0]).tril(-1)).any(2)                          # an earlier place holds the key
     return OpenKeys(columns, values.masked_fill(closed | causal & (columns > rows[:, None]), -INF))
-
-
-def target_length(task, width):
-    """Tokens that an answer to operands of `width` digits has, END included."""
-    return (1 if task == "parity-label" else width) + 1
 
 
 def make_keys(config, width, calibration):
@@ -1294,6 +1300,32 @@ def evaluate(model, config, calibration=None, report=silent):
     return found
 
 
+def pose(config, question):
+    """A question, such as "123+748" -> width, source and target as strings. Raises: ValueError if outside the task."""
+    operands = question.split(TASKS[config.task].operator or None)
+    width = max([config.width, *(width_for(config.task, len(text), config.base) for text in operands)])
+    return width, *example(config.task, *operands, width=width, base=config.base, align=config.align)
+
+
+def ask(model, config, calibration, question):
+    """One question, such as "123+748", put to a trained model -> its answer, "871", without padding.
+
+    Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
+    """
+    width, source, target = pose(config, question)
+    device = next(model.parameters()).device
+    keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
+    if keys:
+        tokens = generate_sparse(model, source, len(target) - 1, keys)
+    else:
+        tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
+    written = decode(tokens[0])[1:]
+    digits = written.partition(END)[0]
+    if END not in written or not digits or not set(digits) <= set(VOCAB[:config.base]):
+        return f"no number; the model wrote {written!r}"
+    return digits[-1:] if config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
+
+
 def batches(config, numbers, B, widths, generator):
     """Endless training batches (width, source, target), the same for the same generator whatever the method."""
     while True:
@@ -1358,8 +1390,7 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
                           config.precision == "bf16")
         average.update_parameters(model)
         now["tokens"] += source.numel() + target[:, 1:].numel()
-        untaught = plan.give_up and now["end"] == plan.steps
-        done = now["step"] >= (now["reached"] if untaught else now["end"])
+        done = is_over(plan, now, config.goal)
         checking = now["step"] % config.every == 0 or done
         if (checking or device.type == "cpu") and not loss.isfinite():                  # a GPU is not waited for
             raise FloatingPointError(f"the loss is {float(loss)} at step {now['step']}")
@@ -1369,8 +1400,7 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
             now["accuracies"].append(shares["accuracy"])
             if min(shares.values()) >= config.goal and now["step"] < now["reached"]:
                 now.update(reached=now["step"], end=min(plan.steps, round(now["step"] * (1 + plan.cooldown))))
-            done |= plan.give_up and now["end"] == plan.steps and stuck(now["accuracies"], config.goal)
-            done |= now["step"] >= now["end"]
+            done |= is_over(plan, now, config.goal)
         now["seconds"] = time.perf_counter() - start
         if done:
             break
@@ -1380,6 +1410,15 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
               "seconds": round(now["seconds"], 2), "exact": min(shares.values()) >= config.goal}
     keeper.finish(name, model, result)
     return result
+
+
+def is_over(plan, now, goal):
+    """Is training at its end, or to be given up: short of the goal when the cool-down would have to begin, or after
+    five checks no better than those before?"""
+    if now["end"] < plan.steps or not plan.give_up:                                     # the goal has been reached, or
+        return now["step"] >= now["end"]                                                # it may take all its steps
+    before, last = max(now["accuracies"][:-5], default=0), max(now["accuracies"][-5:], default=0)
+    return now["step"] >= now["reached"] or last <= before and 0 < before < goal
 
 
 def processes():
@@ -1404,7 +1443,11 @@ def train_step(model, optimizer, lr, source, target, bias, bf16=False):
     model.train()
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
         logits = model(source, target[:, :-1], bias)
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten())
+    return descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten()))
+
+
+def descend(optimizer, lr, loss):
+    """One step down the gradient, which is averaged over processes and clipped at norm 1 -> the loss."""
     optimizer.zero_grad()
     loss.backward()
     weights = [x for group in optimizer.param_groups for x in group["params"]]
@@ -1424,12 +1467,6 @@ def check_shares(model, checks, biases, hard):
              for width, source, target in checks]
     shares = {"hard": float(right.pop().float().mean())} if hard else {}
     return shares | {"accuracy": float(torch.cat(right).float().mean())}
-
-
-def stuck(accuracies, goal):
-    """Have the last five checks brought nothing better, short of the goal?"""
-    before = max(accuracies[:-5], default=0)
-    return max(accuracies[-5:]) <= before and 0 < before < goal
 
 
 def with_lines(config):
@@ -1990,24 +2027,19 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
     examples = draw_examples(config, procedure, generator)
     now = keeper.resume(name, parts, generator) or dict(step=0, curve=[])
     for step in range(now["step"] + 1, steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
+        lr = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
         question, answer = draw_encoder_batch(config, procedure, examples, generator)
         model.train()
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             logits = model(question.to(device), answer.shape[1])
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten())
+        loss = descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten()))
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
         now["step"] = step
         if step % config.every == 0 or step == steps:
             right = right_digits(model, *check)
             now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
-            report(step=step, of=steps, loss=float(loss.detach()), accuracy=float(right.all(1).float().mean()))
+            report(step=step, of=steps, loss=float(loss), accuracy=float(right.all(1).float().mean()))
         keeper.step(name, parts, generator, now)
     keeper.finish(name, model, now["curve"])
     return now["curve"]
@@ -2381,13 +2413,6 @@ def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
         panels[0].set_ylabel(ylabel)
         figure.colorbar(image, ax=panels[:len(matrices)], label=unit)
     return figure, grid
-
-
-def pose(config, question):
-    """A question, such as "123+748" -> width, source and target as strings. Raises: ValueError if outside the task."""
-    operands = question.split(TASKS[config.task].operator or None)
-    width = max([config.width, *(width_for(config.task, len(text), config.base) for text in operands)])
-    return width, *example(config.task, *operands, width=width, base=config.base, align=config.align)
 
 
 @torch.no_grad()
@@ -2874,25 +2899,6 @@ def load_teacher(folder, config):
             raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, "
                              f"not {getattr(config, name)}")
     return teacher
-
-
-def ask(model, config, calibration, question):
-    """One question, such as "123+748", put to a trained model -> its answer, "871", without padding.
-
-    Parity is answered by the last bit of the scratchpad. Raises: ValueError for a question outside the task.
-    """
-    width, source, target = pose(config, question)
-    device = next(model.parameters()).device
-    keys, source = make_keys(config, width, calibration), encode(source)[None].to(device)
-    if keys:
-        tokens = generate_sparse(model, source, len(target) - 1, keys)
-    else:
-        tokens = generate(model, source, len(target) - 1, to_device(make_bias(config, width, calibration), device))
-    written = decode(tokens[0])[1:]
-    digits = written.partition(END)[0]
-    if END not in written or not set(digits) <= set(VOCAB[:config.base]):
-        return f"no number; the model wrote {written!r}"
-    return digits[-1:] if config.task.startswith("parity") else digits[::-1].lstrip("0") or "0"
 
 
 class Progress:

@@ -573,8 +573,23 @@ def test_counted_lines_set_the_scale_and_markers_hold_verticals():
 def test_calibration_passes_its_rules_on(monkeypatch):
     seen = []
     monkeypatch.setattr(L, "find_lines", lambda a, *b, **c: seen.append((*b, c["support"], c["kappa_unit"], c.get("floor"))))
-    L.calibrate(tiny(kappa_cross=.7, kappa_self=.4, support=.3, floor=.25), [0], [0])
+    L.calibrate(tiny(kappa_cross=.7, kappa_self=.4, support=.3, floor=.25), torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 9))
     assert seen == [((1,), .4, .3, "reach", None), ((0, -1), .7, .3, "reach", .25)]
+
+
+@pytest.mark.parametrize("task, rows, digits", [("successor", 8, 20), ("addition", 8, 20), ("parity", 22, 40)])
+def test_calibration_at_a_fixed_width_reads_the_rows_that_training_fills(task, rows, digits):
+    config = tiny(task=task, width=digits, method="abc")
+    t, blocks = digits + 1, L.column_blocks(task, digits)[0]
+    self_attention, cross = torch.zeros(1, 1, t, t), torch.zeros(1, 1, t, sum(blocks))
+    for i in range(t):                                      # true lines above, others below
+        self_attention[..., i, i if i < rows else i - 4] = .9
+        cross[..., i, blocks[0] - 1 - i if i < rows else digits - 1 - i] = .9
+    [(own, other)] = L.calibrate(config, self_attention, cross)
+    found = [(r["attention"], r["line"], r["block"], r["offset"]) for r in L.line_table([(own, other)])]
+    assert found == [("self", "diagonal", 1, 0), ("cross", "anti-diagonal", 1, 0)]
+    bias = L.make_bias(config, 30, [(own, other)]).decoder[0][1][0]
+    assert [row.isfinite().nonzero().flatten().tolist() for row in bias] == [[30 - i] for i in range(31)]
 
 
 # --- 6. sparse decoding ---------------------------------------------------------------
