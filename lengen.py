@@ -1635,24 +1635,27 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
     side = torch.where((first + side < 0) | (first + side >= d_vocab), -side, side)
     planted = torch.rand(B, n, generator=generator) < plant
     tokens[:, 1::2] = torch.where(planted, first + side, tokens[:, 1::2])
-    labels = ((tokens[:, :, None] - tokens[:, None, :]).abs() == 1).any(2)
+    held = torch.zeros(B, d_vocab + 2, dtype=torch.bool).scatter_(1, tokens + 1, True)     # v stands at v + 1
+    labels = held.gather(1, tokens) | held.gather(1, tokens + 2)
     return (F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))) if dummy else (tokens, labels)
 
 
 def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
-    """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss.
+    """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss
+    -> model, seconds.
 
     Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's epochs are.
     """
     torch.manual_seed(seed)
-    model, generator = PairsModel(config).to(device), torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), config.lr)
-    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
-    name, parts = f"seed {seed}", dict(model=model, optimizer=optimizer, schedule=schedule)
+    name, model, generator = f"seed {seed}", PairsModel(config).to(device), seeded(seed)
     if name in keeper.finished:
         model.load_state_dict(keeper.finished[name]["model"])
-        return model
-    now = keeper.resume(name, parts, generator) or dict(step=0, total=0.0)
+        return model, keeper.finished[name]["result"]
+    optimizer = torch.optim.Adam(model.parameters(), config.lr)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
+    parts = dict(model=model, optimizer=optimizer, schedule=schedule)
+    now = keeper.resume(name, parts, generator) or dict(step=0, total=0.0, seconds=0.0)
+    start = time.perf_counter() - now["seconds"]
     for step in range(now["step"] + 1, config.steps + 1):
         tokens, labels = draw_pairs(config.batch, config.length, config.d_vocab, generator, config.plant, config.dummy)
         loss = F.binary_cross_entropy_with_logits(model(tokens.to(device)), labels.to(device).float())
@@ -1661,22 +1664,24 @@ def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        now.update(step=step, total=now["total"] + float(loss.detach()))
+        now.update(step=step, total=now["total"] + float(loss.detach()), seconds=time.perf_counter() - start)
         if step % 100 == 0:
             schedule.step(now["total"] / 100)
             report(step=step, of=config.steps, loss=now["total"] / 100)
             now["total"] = 0.0
         keeper.step(name, parts, generator, now)
-    keeper.finish(name, model, None)
-    return model
+    keeper.finish(name, model, now["seconds"])
+    return model, now["seconds"]
 
 
 @torch.no_grad()
 def pairs_accuracy(model, plant, n=10_000, seed=10 ** 6):
     """-> {"soft": share of labels right, "hard": share of whole sequences right} on n fresh sequences."""
     c = model.config
-    tokens, labels = draw_pairs(n, c.length, c.d_vocab, torch.Generator().manual_seed(seed), plant, c.dummy)
-    right = ((model(tokens.to(model.embedding.weight.device)) > 0).cpu() == labels)[:, int(c.dummy):]
+    tokens, labels = draw_pairs(n, c.length, c.d_vocab, seeded(seed), plant, c.dummy)
+    device, chunk = model.embedding.weight.device, max(1, 2 ** 24 // c.length ** 2)
+    logits = torch.cat([model(part.to(device)).cpu() for part in tokens.split(chunk)])
+    right = ((logits > 0) == labels)[:, int(c.dummy):]
     hard = int(right.all(1).sum())
     return {"soft": float(right.float().mean()), "hard": hard / n, "n": n, "hard_interval": wilson(hard, n)}
 
@@ -1737,10 +1742,11 @@ def cyclic_construction(d_vocab):
 def run_pairs(config, device, report=silent, keeper=Keeper()):
     """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
     best model). Best: most whole sequences right, as the source chooses."""
-    start, results, models = time.perf_counter(), [], []
+    results, models, seconds = [], [], 0.0
     for seed in range(config.seed, config.seed + config.seeds):
         report(stage=f"seed {seed}")
-        model = train_pairs(config, seed, device, report, keeper)
+        model, taken = train_pairs(config, seed, device, report, keeper)
+        seconds += taken
         queries, keys = query_key(model)
         scores, circle = queries @ keys.T, config.d_head == 2
         results.append(dict(
@@ -1752,7 +1758,7 @@ def run_pairs(config, device, report=silent, keeper=Keeper()):
     best = rank.index(max(rank))
     record = dict(results[best], task="consecutive", config=dataclasses.asdict(config), device=device_name(device),
                   torch=torch.__version__, source_sha256=source_sha256(config),
-                  seconds={"total": round(time.perf_counter() - start, 2)}, runs=results)
+                  seconds={"total": round(seconds, 2)}, runs=results)
     return record, models[best]
 
 
@@ -2012,8 +2018,8 @@ def right_digits(model, question, answer):
 
 
 def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
-    """AdamW on every answer token, warm-up, then a cosine to zero -> learning curve [[step, [share right of each
-    answer digit]]] on 200 fresh questions of the training length. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
+    """AdamW on every answer token, warm-up, then a cosine to zero -> {"curve": [[step, [share right of each answer
+    digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
     Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
     name, steps, device = procedure.name, procedure.steps, model.head.weight.device
     if name in keeper.finished:
@@ -2025,7 +2031,8 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
     shown = (check[1] != TOKEN["@"]).any(0)
     parts, generator = dict(model=model, optimizer=optimizer), seeded(procedure.seed)
     examples = draw_examples(config, procedure, generator)
-    now = keeper.resume(name, parts, generator) or dict(step=0, curve=[])
+    now = keeper.resume(name, parts, generator) or dict(step=0, curve=[], seconds=0.0)
+    start = time.perf_counter() - now["seconds"]
     for step in range(now["step"] + 1, steps + 1):
         lr = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
         question, answer = draw_encoder_batch(config, procedure, examples, generator)
@@ -2035,14 +2042,15 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
         loss = descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten()))
         if not loss.isfinite():
             raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
-        now["step"] = step
+        now.update(step=step, seconds=time.perf_counter() - start)
         if step % config.every == 0 or step == steps:
             right = right_digits(model, *check)
             now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
             report(step=step, of=steps, loss=float(loss), accuracy=float(right.all(1).float().mean()))
         keeper.step(name, parts, generator, now)
-    keeper.finish(name, model, now["curve"])
-    return now["curve"]
+    result = {"curve": now["curve"], "seconds": round(time.perf_counter() - start, 2)}
+    keeper.finish(name, model, result)
+    return result
 
 
 def failures(config, a, b, right):
@@ -2073,7 +2081,7 @@ def evaluate_encoder(model, config):
 def run_encoder(config, device, report=silent, keeper=Keeper()):
     """Train, with priming if asked, evaluate; then fine-tune and evaluate again -> (record, model). With fine-tuning
     the record holds what came before it under "before"."""
-    seconds, curve, found, start = {}, [], [], time.perf_counter()
+    seconds, curves, found = {"evaluate": 0.0}, [], []
     torch.manual_seed(config.seed)
     model = Encoder(config).to(device)
     procedures = [Procedure("train", config.n_train, config.prime, config.steps, config.seed + 2)]
@@ -2082,15 +2090,18 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
         procedures.append(Procedure("finetune", n, n, config.finetune_steps, config.seed + 3))
     for procedure in procedures:
         report(stage=procedure.name)
-        if curve:                                       # fine-tuning, whose dropout must not depend on a resumption
+        if curves:                                      # fine-tuning, whose dropout must not depend on a resumption
             torch.manual_seed(procedure.seed)
-        curve.append(train_encoder(model, config, procedure, report, keeper))
+        result = train_encoder(model, config, procedure, report, keeper)
+        curves.append(result["curve"])
+        start = time.perf_counter()
         found.append(evaluate_encoder(model, config))
-        seconds[procedure.name] = round(time.perf_counter() - start - sum(seconds.values()), 2)
+        seconds[procedure.name] = result["seconds"]
+        seconds["evaluate"] = round(seconds["evaluate"] + time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=source_sha256(config), seconds=seconds, curve=curve[0], **found[-1])
+                  source_sha256=source_sha256(config), seconds=seconds, curve=curves[0], **found[-1])
     return (record | dict(before=found[0]) if config.finetune else record), model
 
 

@@ -824,7 +824,7 @@ def test_two_dimensions_learn_a_small_vocabulary_completely():
     """Observation 4, on every sequence there is."""
     torch.set_default_dtype(torch.float32)
     config = L.PairsConfig(d_vocab=4, d_head=2, d_model=32, dummy=True, lr=3e-3, batch=100, steps=1000)
-    model = L.train_pairs(config, 0, torch.device("cpu"))
+    model, _ = L.train_pairs(config, 0, torch.device("cpu"))
     rows = torch.tensor([[4, *row] for row in itertools.product(range(4), repeat=5)])
     wanted = [[a - 1 in row[1:] or a + 1 in row[1:] for a in row[1:]] for row in rows.tolist()]
     assert ((model(rows) > 0)[:, 1:] == torch.tensor(wanted)).all()
@@ -1310,7 +1310,7 @@ def test_encoder_run_leaves_a_record(task, tmp_path, capsys):
             "wrong_digits", "wrong_places"} <= set(record) and ("carries" in record) == (task == "addition")
     assert [step for step, _ in record["curve"]] == [3, 6] and len(record["curve"][0][1]) == 3
     assert set(record["accuracy"]) == set(record["before"]["accuracy"]) == {"2", "4"}
-    assert record["seconds"]["total"] == round(record["seconds"]["train"] + record["seconds"]["finetune"], 2)
+    assert record["seconds"]["total"] == round(sum(record["seconds"][name] for name in ("train", "finetune", "evaluate")), 2)
     model, config, _, _ = L.load(tmp_path)
     assert isinstance(model, L.Encoder) and dataclasses.asdict(config)["prime_lengths"] == (4,)
     assert L.main(["--from", str(tmp_path), "--ask", "1+1"]) == 2 and "--ask" in capsys.readouterr().err
