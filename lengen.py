@@ -2143,21 +2143,27 @@ PUBLISHED = {
 PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
 
 
+def read_lines(path):
+    """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
+    options). Raises: ValueError naming file and line."""
+    path, number, found = Path(path), 1, []
+    try:
+        text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
+        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+            record = json.loads(line)
+            found.append((record, (record["task"], record.get("method"), changed_options(record))))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
+    return found
+
+
 def read_records(*paths):
-    """Files of JSON lines or folders of runs -> {(task, method, changed options): records, the last one of each seed}.
-    Raises: ValueError naming file and line."""
-    groups, number = {}, 1
-    for path in map(Path, paths):
-        try:
-            text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
-            for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
-                record = json.loads(line)
-                key = record["task"], record.get("method"), changed_options(record)
-                groups.setdefault(key, {})[record["seed"]] = record
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
+    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
+    groups = {}
+    for record, key in (pair for path in paths for pair in read_lines(path)):
+        groups.setdefault(key, {})[record["seed"]] = record
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -2168,15 +2174,16 @@ def is_encoder(record):
 
 def changed_options(record):
     """Flags by which a record's run differs from the defaults, apart from seed, most steps, what was tested and, unless
-    the method is "abc", the rules of calibration. Those of encoder-only models begin with --model, and hold the steps.
+    the method is "abc", the rules of calibration. Those of encoder-only models begin with --model; theirs and those of
+    consecutive pairs hold the steps. A run that was given its teacher is told from one that trained it.
     """
     config, names = record["config"], list(record["config"])
     ignored = {"task", "method", "seed", "lengths", "hard", "samples", "long_samples"}
     if config["task"] == PairsConfig.task:
         default, fixed = PairsConfig(), {}
     elif is_encoder(record):
-        ignored.add("every")
-        default = make_encoder_config(record["preset"], task=config["task"], lengths=tuple(config["lengths"]))
+        ignored.update(["every"], [] if config["prime"] or config["finetune"] else ["prime_lengths"])
+        default = make_encoder_config(record["preset"], task=config["task"])
         fixed = {"model": "", "clip": 2 * config["width"]}
     else:
         ignored.update(["steps"], names[names.index("calibrate_on"):names.index("penalty") + 1]
@@ -2185,8 +2192,12 @@ def changed_options(record):
         fixed = {"base": TASKS[config["task"]].base or Config.base}
     default = dataclasses.asdict(default) | fixed | {"preset": Config.preset}
     words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return " ".join(f"{flag(name)} {words(value)}" for name, value in config.items()
-                    if name not in ignored and words(value) != words(default[name]))
+    typed = lambda name, value: (f"{flag(name)} {words(value)}" if not isinstance(value, bool) else
+                                 flag(name if value else f"no_{name}"))
+    changed = [typed(name, value) for name, value in config.items()
+               if name not in ignored and words(value) != words(default[name])]
+    given = record.get("method") == "abc" and record.get("teachers") == 0
+    return " ".join(changed or ["--teacher DIR"] * given)
 
 
 def percent(correct, n):
@@ -2311,8 +2322,9 @@ def encoder_tables(groups):
            [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
              **cells(records, tested(every), s=f"{statistics.median(r['seconds']['total'] for r in records):.0f}")}
             for (task, method, change), records in stages.items()])
-    sums = [(method, change, records, tested(records)[-1]) for (_, method, change), records in stages.items()
-            if all("carries" in r for r in records)]
+    sums = [(method, change, [r for r in records if tested([r])[-1] == length], length)
+            for (_, method, change), records in stages.items() if all("carries" in r for r in records)
+            for length in sorted({tested([r])[-1] for r in records})]
     yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.",
            [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
             | chains([{"chains": {str(length): r["carries"][name]}} for r in records], length)
@@ -2397,7 +2409,8 @@ def accuracy_picture(plt, groups, task):
         low, high = 100 * torch.tensor([wilson(*count) for count in counts]).T.numpy()
         axes.fill_between(lengths, low, high, color=curve.get_color(), alpha=0.2)
     ticks, seeds = tested(every), sorted({r["seed"] for r in every})
-    axes.set(xscale="log", xlabel="bits of the number" if TASKS[task].base == 2 else "digits of each operand",
+    operands = "each operand" if TASKS[task].operands.count("number") > 1 else "the number"
+    axes.set(xscale="log", xlabel=f"{'bits' if TASKS[task].base == 2 else 'digits'} of {operands}",
              ylabel="exact answers, percent (band: 95%)", ylim=(-3, 103),
              title=f"{task}, seeds {', '.join(map(str, seeds))}, trained on numbers up to 2^20")
     axes.set_xticks(ticks, ["" if any(n < m < 1.35 * n for m in ticks) else n for n in ticks])
@@ -2457,7 +2470,7 @@ def bias_pictures(plt, config, calibration, teacher):
     """Of each layer the averaged attention and, below it, the biases calibrated from it, at training size."""
     numbers, _ = split_numbers(config.seed)
     questions = sample(teacher.config, numbers, config.calibration_samples, config.seed + 4, torch.device("cpu"))
-    scores = config.calibrate_on == "scores"
+    scores, config = config.calibrate_on == "scores", dataclasses.replace(config, penalty=0.0)    # closed is closed
     attention = collect_attention(teacher, *questions, make_bias(teacher.config, config.width), scores)
     for layer, biases in enumerate(make_bias(config, config.width, calibration).decoder):
         rows, used = [], calibration[layer if config.layer == "own" else -1]
@@ -2480,13 +2493,14 @@ def window_picture(plt, config):
 
 def training_picture(plt, config, log):
     """Loss and held-out accuracy of every stage on one time axis."""
-    stage, checks = "", {}
+    stages, checks = [], {}
     for entry in log:
-        stage = entry.get("stage", stage)
+        stages += [entry["stage"]] if "stage" in entry else []
         if "step" in entry:
+            stage = len(stages), stages[-1]                 # the same name comes again with another teacher
             checks.setdefault(stage, []).append((entry["seconds"], entry["loss"], 100 * entry["accuracy"]))
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(9, 6))
-    for stage, points in checks.items():
+    for (_, stage), points in checks.items():
         seconds, loss, accuracy = zip(*points)
         above.plot(seconds, loss, label=stage)
         below.plot(seconds, accuracy)
@@ -2498,6 +2512,7 @@ def training_picture(plt, config, log):
 
 def errors_picture(plt, model, config, calibration, chains, length=20, samples=200):
     """Accuracy by longest run of carries, and the share of wrong digits at every output position."""
+    length = min(length, max(config.lengths + config.hard))                                 # fits a learned table
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
     for digits, counts in chains.items():
         found = sorted((int(chain), 100 * c / n) for chain, (c, n) in counts.items())
@@ -2505,7 +2520,7 @@ def errors_picture(plt, model, config, calibration, chains, length=20, samples=2
     left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
     left.legend(*left.get_legend_handles_labels(), title="digits" if chains else "this task carries nothing")
     width = max(config.width, width_for(config.task, length, config.base))
-    operands = draw_test(config.task, length, samples, config.base, torch.Generator().manual_seed(config.seed))
+    operands = draw_test(config.task, length, samples, config.base, seeded(config.seed))
     source, target = arrange(config.task, pad(config.task, operands, width), config.base, config.align)
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
@@ -2562,7 +2577,7 @@ def encoder_picture(plt, records):
     for place, shares in enumerate(zip(*digits), 1):
         curve.plot(steps, shares, label=place)
     wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
-    wrong.set_xlim(0.4, first["config"]["width"] + 1.6)
+    wrong.set_xlim(0.4, max([first["config"]["width"] + 1, *map(int, first["wrong_digits"])]) + 0.6)
     if "carries" not in first:
         carries.set_axis_off()
     for axes in (lengths, carries, wrong):
@@ -2583,7 +2598,7 @@ def encoder_picture(plt, records):
 
 def character_map(config, calibration):
     """The calibrated biases at training size as text: # strongest entry of its head, + open, . closed."""
-    out = []
+    out, config = [], dataclasses.replace(config, penalty=0.0)
     for layer, pair in enumerate(make_bias(config, config.width, calibration).decoder, 1):
         for kind, bias in zip(("self", "cross"), pair):
             out.append(f"layer {layer} {kind}, heads 1 to {config.n_head}")
@@ -2604,24 +2619,25 @@ def draw_pictures(folder, loaded, groups, question=None):
     plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
-    record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    record = read_lines(folder)[0][0]
     if isinstance(model, Encoder):
         others = [other for other in groups if other != record and other["task"] == record["task"]]
         return save_picture(encoder_picture(plt, [record, *others]), folder / "encoder.png")
+    save = lambda name, figure: save_picture(figure, folder / f"{name}.png")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    save("accuracy", accuracy_picture(plt, groups, config.task))
+    save("training", training_picture(plt, config, log))
+    save("errors", errors_picture(plt, model, config, calibration, record["chains"]))
     models = [(config.method, model, config, calibration)]
-    figures = {"accuracy": accuracy_picture(plt, groups, config.task), "training": training_picture(plt, config, log),
-               "errors": errors_picture(plt, model, config, calibration, record["chains"])}
     if calibration:
         models.insert(0, ("vanilla", teacher, teacher.config, None))
         for layer, figure in enumerate(bias_pictures(plt, config, calibration, teacher), 1):
-            figures[f"bias-layer{layer}"] = figure
+            save(f"bias-layer{layer}", figure)
     if config.align:
-        figures["window"] = window_picture(plt, config)
-    question = question or "".join(str(int(c) % config.base) if c.isdigit() else c for c in QUESTIONS[config.task])
-    figures["attention"] = attention_picture(plt, models, question)
-    for name, figure in figures.items():
-        save_picture(figure, folder / f"{name}.png")
+        save("window", window_picture(plt, config))
+    longest = max(config.lengths + config.hard)
+    number = lambda digits: "".join(str(int(c) % config.base) for c in digits[0][-longest:])
+    save("attention", attention_picture(plt, models, question or re.sub(r"\d+", number, QUESTIONS[config.task])))
 
 
 # ======================================================================================
@@ -2683,7 +2699,7 @@ def interleaved(calls, rounds, device=torch.device("cpu")):
         for call, times in zip(calls, taken):
             start = time.perf_counter()
             call()
-            torch.cuda.synchronize() if device.type == "cuda" else None
+            torch.accelerator.synchronize() if device.type != "cpu" else None
             times.append(time.perf_counter() - start)
     return [statistics.median(times[2:]) for times in taken]
 
@@ -2697,7 +2713,7 @@ def step_times(config, device, rounds):
     models = [kind(config).to(device) for kind in (Transformer, TorchTransformer)]
 
     def step(model):
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        optimizer = torch.optim.Adam(model.parameters(), fused=device.type in ("cpu", "cuda"))
         return lambda: train_step(model, optimizer, 1e-3, *next(stream)[1:], bias, config.precision == "bf16")
 
     _, source, target = next(stream)
@@ -2710,7 +2726,7 @@ def step_times(config, device, rounds):
 
 def synthetic_run(config):
     """A model with random weights that never ends its answers, and a calibration with the lines of windows."""
-    blocks, markers = column_blocks(config.task, config.width)
+    blocks, _ = column_blocks(config.task, config.width)
     T = target_length(config.task, config.width)
     cross = torch.cat([window_bias(1, T, width, cross=True) for width in blocks], 2)
     attention = [x.exp().expand(1, config.n_head, -1, -1) for x in (window_bias(1, T, T), cross)]
@@ -2930,15 +2946,17 @@ class Progress:
         self.log.write(json.dumps({"seconds": round(seconds, 2), **fields}).encode() + b"\n")
         self.log.flush()
         if "stage" in fields:
-            self.stage, self.last = fields["stage"], (seconds, 0)
+            self.stage, self.last = fields["stage"], None
             self.show(f"{self.stage} ...")
         elif "step" in fields:
-            pace = (seconds - self.last[0]) / max(1, fields["step"] - self.last[1])
-            left, self.last = pace * (fields["of"] - fields["step"]), (seconds, fields["step"])
-            held_out = f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
-            held_out += f", hard {fields['hard']:.1%}" if "hard" in fields else ""
-            self.show(f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}{held_out}, {seconds:.0f} s, "
-                      f"at most {left:.0f} s left")
+            text = f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}"
+            text += f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
+            text += f", hard {fields['hard']:.1%}" if "hard" in fields else ""
+            if self.last:                               # a resumed training does not begin with step 1
+                pace = (seconds - self.last[0]) / max(1, fields["step"] - self.last[1])
+                text += f", at most {pace * (fields['of'] - fields['step']):.0f} s left"
+            self.last = seconds, fields["step"]
+            self.show(f"{text}, {seconds:.0f} s")
 
     def show(self, text):
         if not self.quiet:
@@ -3004,11 +3022,14 @@ def parser():
     return p
 
 
+OPTIONS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
+
+
 def refuse(options, allowed, why):
-    """Raises: ValueError when an option of any kind of run is given that is not allowed here."""
+    """Raises: ValueError when an option is given that is not allowed."""
     for name in options:
-        if name not in allowed and any(name == field.name for kind in KINDS for field in dataclasses.fields(kind)):
-            raise ValueError(f"{flag(name)}: {why}")
+        if name not in allowed:
+            raise ValueError(f"{flag('from' if name == 'folder' else name)}: {why}")
 
 
 def read_config(options):
@@ -3020,9 +3041,11 @@ def read_config(options):
         raise ValueError(f"--task: {task!r} is unknown; choose from {', '.join(tasks)}")
     own = task in OPERATIONS and task not in TASKS
     model = options.get("model", "universal" if own else "seq2seq")
+    if model not in ("seq2seq", "encoder", "universal"):
+        raise ValueError(f"--model: {model!r} is unknown; choose from seq2seq, encoder, universal")
     kind = PairsConfig if task == "consecutive" else Config if model == "seq2seq" else EncoderConfig
     names = {field.name for field in dataclasses.fields(kind)}
-    refuse(options, names | {"model"} if kind is Config else names,
+    refuse(OPTIONS.intersection(options), names | {"model"} if kind is Config else names,
            f"--task {task or kind.task} with --model {model} has no such option")
     return KINDS[kind].make(**{name: value for name, value in options.items() if name in names})
 
@@ -3052,10 +3075,13 @@ def clear(folder, overwrite):
 
 
 def is_recorded(config, path):
-    """Does the file of records hold this run, made with this source?"""
+    """Does the file of records, made here if it is not there, hold this run with this source? Raises: ValueError."""
+    try:
+        open(path, "a").close()
+    except OSError as error:
+        raise ValueError(f"--record: {path!r} cannot be written: {error.strerror}") from None
     wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
-    lines = Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
-    return any(wanted.items() <= json.loads(line).items() for line in lines)
+    return any(wanted.items() <= record.items() for record, _ in read_lines(path))
 
 
 def limit_memory():
@@ -3107,8 +3133,12 @@ def train_command(options):
     config = read_config(options)
     device = prepare(options, config)
     config = without_compile(config, device)
-    if options.get("plot"):
-        pyplot()                                        # missing matplotlib is told before the run, not after
+    if "attend" in options and not options.get("plot"):
+        raise ValueError("--attend: goes with --plot or --plot-from")
+    if options.get("plot"):                             # what would fail after the run is told before it
+        pyplot()
+        if "attend" in options and isinstance(config, Config):
+            pose(config, options["attend"])
     if "record" in options and is_recorded(config, options["record"]):
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
@@ -3169,13 +3199,13 @@ def carry_out(config, device, folder, keeper, options):
     finally:
         progress.close()
     write_file(folder / "result.json", json.dumps(record, indent=1).encode())
-    if "record" in options:
-        append_record(record, options["record"])
     weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
     calibration, teacher = more or (None, None)
     lines = [[lines._asdict() for lines in pair] for pair in calibration or []]
     write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher),
                                        calibration=lines))
+    if "record" in options:
+        append_record(record, options["record"])
     text = json.dumps(record) if options.get("json") else kind.summary(record)
     print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
     if options.get("plot"):
@@ -3187,22 +3217,21 @@ def append_record(record, path):
         file.write(json.dumps(record) + "\n")
 
 
+TESTED = ("lengths", "hard", "samples", "long_samples")
+
+
 def eval_command(options):
     """Test a finished run on other lengths; its record, with the new figures, is printed and kept only by --record."""
-    folder, tested = Path(options["eval"]), ("lengths", "hard", "samples", "long_samples")
-    model, config, calibration, _ = load(folder, "--eval")
+    model, config, calibration, _ = load(options["eval"], "--eval")
     if not isinstance(config, Config):
         raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
-    refuse(options, tested, f"--eval tests a finished run, and takes {', '.join(map(flag, tested))}")
-    config = dataclasses.replace(config, **{name: options[name] for name in tested if name in options})
-    device = prepare(options, config)
-    try:
-        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"--eval: {str(folder / 'result.json')!r} is no record of a run") from None
+    config = dataclasses.replace(config, **{name: options[name] for name in TESTED if name in options})
+    device, record = prepare(options, config), read_lines(options["eval"])[0][0]
+    if "record" in options:
+        is_recorded(config, options["record"])          # a file that cannot be written is told before the tests
     start = time.perf_counter()
     record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
-                  device=device_name(device), source_sha256=source_sha256(config))
+                  evaluated=dict(device=device_name(device), source_sha256=source_sha256(config)))
     seconds, record["peak_bytes"] = record["seconds"], peak_bytes(device)
     seconds["evaluate"] = round(time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()) - seconds["total"], 2)
@@ -3215,6 +3244,7 @@ def ask_command(options):
     """Answer questions with a finished run; one that is outside the task costs a line on stderr, not the others."""
     if "folder" not in options or "ask" not in options:
         raise ValueError("--from DIR and --ask QUESTION go together")
+    limit_memory()
     (model, config, calibration, _), code = load(options["folder"]), 0
     if not isinstance(config, Config):
         raise ValueError(f"--ask: a run of the task {config.task} answers no questions")
@@ -3235,11 +3265,16 @@ def report_command(options):
 def plot_command(options):
     """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one. The
     biases also as text, which needs no matplotlib."""
+    limit_memory()
     folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
     kinds = {path: type(folders[path][1]) if path in folders else Config for path in options["plot_from"]}
-    groups = read_records(*(path for path, kind in kinds.items() if kind is Config))
-    encoders = [json.loads((Path(path) / "result.json").read_text(encoding="utf-8"))
-                for path, kind in kinds.items() if kind is EncoderConfig]
+    decoders = lambda *paths: {key: records for key, records in read_records(*paths).items()
+                               if key[0] in TASKS and not is_encoder(records[0])}
+    groups = decoders(*kinds)
+    encoders = [read_lines(path)[0][0] for path, kind in kinds.items() if kind is EncoderConfig]
+    for _, config, *_ in folders.values():
+        if "attend" in options and isinstance(config, Config):
+            pose(config, options["attend"])             # told before anything is drawn
     of_task = lambda task: {key: records for key, records in groups.items() if key[0] == task}
     for _, config, calibration, _ in folders.values():
         if calibration:
@@ -3248,9 +3283,12 @@ def plot_command(options):
         beside = encoders if kinds[path] is EncoderConfig else of_task(loaded[1].task)
         draw_pictures(path, loaded, beside, options.get("attend"))
     for path in kinds.keys() - folders.keys():
-        for task in {key[0]: None for key in groups}:
-            plain = {key: records for key, records in of_task(task).items() if key[0] in TASKS and not key[2]}
-            save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
+        plain = {key: records for key, records in decoders(path).items() if not key[2]}
+        if not plain:
+            raise ValueError(f"--plot-from: {path!r} holds no encoder-decoder with default settings to draw")
+        for task in {key[0]: None for key in plain}:
+            mine = {key: records for key, records in plain.items() if key[0] == task}
+            save_picture(accuracy_picture(pyplot(), mine, task), Path(path).with_name(f"accuracy-{task}.png"))
 
 
 def benchmark_command(options):
@@ -3270,9 +3308,22 @@ def list_command(options):
         print(f"  {name:<14} {method.where} ({method.source})")
 
 
-COMMANDS = {"list": list_command, "benchmark": benchmark_command,
-            "report": report_command, "plot_from": plot_command, "eval": eval_command,
-            "resume": resume_command, "ask": ask_command, "folder": ask_command}
+# What each command takes beside itself, --device, --save-every, --quiet and --debug.
+COMMANDS = {"list": (list_command, ()), "benchmark": (benchmark_command, ("json",)), "report": (report_command, ()),
+            "plot_from": (plot_command, ("attend",)),
+            "eval": (eval_command, (*TESTED, "record", "json", "deterministic")),
+            "resume": (resume_command, (*OPTIONS, "record", "plot", "attend", "json", "deterministic")),
+            "ask": (ask_command, ("folder",)), "folder": (ask_command, ())}
+
+
+def choose_command(options):
+    """-> the function for the options. Raises: ValueError for one that would be ignored."""
+    for name, (command, more) in COMMANDS.items():
+        if name in options:
+            refuse(options, {name, "device", "save_every", "quiet", "debug", *more},
+                   f"has no effect on {flag('from' if name == 'folder' else name)}")
+            return command
+    return train_command
 
 
 def main(argv=None):
@@ -3283,7 +3334,7 @@ def main(argv=None):
     code, text, debug = 1, None, "--debug" in (sys.argv if argv is None else argv)
     try:
         options = vars(parser().parse_args(argv))
-        code = next((command for name, command in COMMANDS.items() if name in options), train_command)(options) or 0
+        code = choose_command(options)(options) or 0
         sys.stdout.flush()
     except SystemExit as stop:                          # --help
         code = stop.code

@@ -830,6 +830,30 @@ def test_two_dimensions_learn_a_small_vocabulary_completely():
     assert ((model(rows) > 0)[:, 1:] == torch.tensor(wanted)).all()
 
 
+def test_pairs_of_long_sequences_are_measured_in_parts():
+    torch.set_default_dtype(torch.float32)
+    model = L.PairsModel(L.PairsConfig(d_vocab=2000, d_model=8, d_head=4, length=1000))
+    parts, forward = [], model.forward
+    model.forward = lambda tokens: parts.append(len(tokens)) or forward(tokens)
+    found = L.pairs_accuracy(model, 0.0, 40)
+    tokens, labels = L.draw_pairs(40, 1000, 2000, L.seeded(10 ** 6))
+    with torch.no_grad():
+        right = (forward(tokens) > 0) == labels
+    assert sum(parts) == found["n"] == 40 and max(parts) < 20 and 0.01 < found["soft"] < 0.99
+    assert found["soft"] == pytest.approx(float(right.double().mean()))
+
+
+@pytest.mark.parametrize("task, config", [("pairs", L.PairsConfig(steps=1, batch=8)),
+                                          ("encoder", L.make_encoder_config(steps=1, batch=8, samples=10, n_layer=1))])
+def test_seconds_before_an_interruption_count(task, config):
+    run, name, result = {"pairs": (L.run_pairs, "seed 0", 500.0),
+                         "encoder": (L.run_encoder, "train", {"curve": [[1, [0.0]]], "seconds": 500.0})}[task]
+    model = L.PairsModel(config) if task == "pairs" else L.Encoder(config)
+    finished = {name: dict(model=model.state_dict(), result=result)}
+    record, _ = run(config, torch.device("cpu"), keeper=L.Keeper(state=dict(finished=finished)))
+    assert record["seconds"]["total"] >= 500
+
+
 def test_consecutive_run_leaves_a_record(tmp_path, capsys):
     torch.set_default_dtype(torch.float32)
     assert L.main(shlex.split("--task consecutive --d-vocab 5 --d-head 2 --d-model 16 --dummy --seeds 2 --steps 200 --lr 0.01 "
@@ -984,11 +1008,25 @@ def test_report_of_encoders_counts_by_hand(tmp_path, capsys):
     assert L.main(["--report", str(path)]) == 0
     out = capsys.readouterr().out
     assert "| addition | `rpe-k` | `--model universal --width 9 --steps 40` | 100 (99.04-100), 2/2 | 37.5 (32.89-42.35), 0/2 |" in out and "| 8 | 0, 1 | 200 |" in out
-    assert "| addition | `rpe-k` | `--model encoder` | 100 (" in out and out.count("| 3.5 (") == 1
+    assert "| addition | `rpe-k` | `--model encoder --width 6` | 100 (" in out and out.count("| 3.5 (") == 1
     assert "finetune 9, before` | 100 (98.11-100) | 1 (" in out and "finetune 9` | 100 (98.11-100) | 10 (" in out
-    assert "| `rpe-k` | `--model encoder` | 6 | carries | 3 / 9 | 1 / 5 | 0 / 0 | 0 / 0 | 0 / 0 |" in out
+    assert "| `rpe-k` | `--model encoder --width 6` | 6 | carries | 3 / 9 | 1 / 5 | 0 / 0 | 0 / 0 | 0 / 0 |" in out
     assert "--width 9 --steps 40` | 6 | longest run of carries | 0 / 0 | 0 / 0 | 0 / 0 | 8 / 28 |" in out
     assert "### ABC, default settings" in out and out.count("`--model") == 8
+    longer = record(1, 60, lengths=(5, 6, 8), width=9, steps=40)
+    longer["accuracy"]["8"] = tally(0)
+    path.write_text("".join(json.dumps(r) + "\n" for r in (record(0, 100, lengths=(5, 6), width=9, steps=40), longer,
+                    record(0, 9, lengths=(5, 6)), record(0, 8, lengths=(5, 7)), record(1, 8, lengths=(5, 7), even=True))))
+    assert L.main(["--report", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "| 6 | carries | 3 / 9 |" in out and "| 8 | carries | 3 / 9 |" in out                # not 6 / 18 at 8 digits
+    assert "`--model universal --width 6`" in out and "`--model universal --width 7`" in out and "`--model universal --even --width 7`" in out
+
+
+def test_a_given_teacher_and_switches_are_named_in_the_report():
+    assert L.changed_options(fake_record(0, 150)) == ""
+    assert L.changed_options(dict(fake_record(0, 150), teachers=0)) == "--teacher DIR"
+    assert L.changed_options(dict(fake_record(0, 150, blocks=False, force=True), teachers=0)) == "--no-blocks --force"
 
 
 def test_report_of_pairs_counts_by_hand(tmp_path, capsys):
@@ -1017,6 +1055,20 @@ def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
     assert [json.loads(line)["seed"] for line in open(path)] == [0, 1] and not (tmp_path / "b").exists()
     capsys.readouterr()
     assert L.main(["--report", path]) == 0 and "| `vanilla` |" in capsys.readouterr().out
+    (tmp_path / "odd.jsonl").write_text(open(path).read() + "\n")
+    for record, said in ((tmp_path / "no" / "such.jsonl", "cannot be written"), (tmp_path / "odd.jsonl", "line 3")):
+        assert L.main([*QUICK, "--method", "vanilla", "--record", str(record), "--out", str(tmp_path / "d")]) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "d").exists()
+
+
+@pytest.mark.parametrize("arguments, said", [("--attend 12", "--attend"), ("--report x --eval y", "--eval"), ("--list --json", "--json"),
+    ("--eval x --plot", "--plot"), ("--resume x --overwrite", "--overwrite"), ("--from x --ask 1 --steps 5", "--steps"),
+    ("--benchmark --record x", "--record"), ("--plot-from x --out y", "--out"), ("--model foo", "seq2seq, encoder, universal")])
+def test_options_without_effect_are_refused(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert L.main(arguments.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and said in err and not list(tmp_path.iterdir())
 
 
 def test_a_teacher_is_calibrated_on_again(tmp_path, capsys):
@@ -1057,7 +1109,7 @@ def test_tiny_abc_run_is_exact_far_beyond_training(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("task, question, written, answer", [("successor", "0199", "$0020000&", "200"),
-    ("addition", "7+5", "$21000000&", "12"), ("nx1", "12*0", "$00&", "0"), ("parity", "100", "$001&", "1"), ("successor", "1", "$2", "no")])
+    ("addition", "7+5", "$21000000&", "12"), ("nx1", "12*0", "$00&", "0"), ("parity", "100", "$001&", "1"), ("successor", "1", "$2", "no"), ("parity", "1", "$&", "no")])
 def test_written_answers_are_read(task, question, written, answer, monkeypatch):
     monkeypatch.setattr(L, "generate", lambda *a: L.encode(written)[None])
     assert L.ask(L.Transformer(tiny(task=task)), tiny(task=task), None, question).startswith(answer)
@@ -1086,6 +1138,8 @@ def test_character_map_shows_the_open_entries():
     assert drawn[0] == "layer 1 self, heads 1 to 1" and drawn[9] == "layer 1 cross, heads 1 to 1"
     assert [line.strip() for line in drawn[1:9]] == ["." * i + "#" + "." * (7 - i) for i in range(8)]
     assert [line.strip() for line in drawn[10:]] == ["." * (7 - i) + "#" + "." * i + "." for i in range(8)]
+    leaky = dataclasses.replace(config, penalty=10.0)         # closed entries are finite, and closed all the same
+    assert L.character_map(leaky, L.calibrate(leaky, attention, cross)).splitlines() == drawn
 
 
 def test_attention_of_one_question():
@@ -1120,6 +1174,17 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert "layer 1 cross, heads" in capsys.readouterr().out
     perfect = json.loads((tmp_path / "d" / "result.json").read_text()) | {"wrong_digits": {}}
     assert not list(L.encoder_picture(L.pyplot(), [perfect]).axes[3].patches)
+    worst = json.loads((tmp_path / "e" / "result.json").read_text()) | {"wrong_digits": {"3": 4, "19": 1}}
+    assert L.encoder_picture(L.pyplot(), [worst]).axes[3].get_xlim()[1] > 19.4
+    log = [dict(stage="interpolate"), dict(step=1, seconds=1, loss=1, accuracy=0), dict(stage="retrain"), dict(step=1, seconds=2, loss=1, accuracy=0),
+           dict(stage="interpolate"), dict(step=1, seconds=3, loss=1, accuracy=0)]
+    assert [list(line.get_xdata()) for line in L.training_picture(L.pyplot(), tiny(), log).axes[0].lines] == [[1], [2], [3]]
+    (tmp_path / "mixed.jsonl").write_text("".join(" ".join((tmp_path / name / "result.json").read_text().split()) + "\n" for name in "dc"))
+    assert L.main(["--plot-from", str(tmp_path / "mixed.jsonl"), str(tmp_path / "b")]) == 2      # nothing of decoders in it
+    assert L.main([*small, "--method", "ape", "--table", "12", "--hard", "9", "--plot", "--out", str(tmp_path / "f")]) == 0
+    assert len(list((tmp_path / "f").glob("*.png"))) == 4
+    capsys.readouterr()
+    assert L.main([*small, "--plot", "--attend", "12x", "--out", str(tmp_path / "g")]) == 2 and not (tmp_path / "g").exists()
     (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
@@ -1636,8 +1701,10 @@ def test_odd_surroundings_change_nothing(tmp_path, capsys):
     assert same(result_of(place / "run"), result_of(tmp_path / "plain"))
 
 
-def test_a_finished_run_is_tested_on_other_lengths(tmp_path, capsys):
+def test_a_finished_run_is_tested_on_other_lengths(tmp_path, capsys, monkeypatch):
     assert tiny_run(tmp_path) == 0
+    monkeypatch.setattr(L, "source_sha256", lambda config: "another source")
+    monkeypatch.setattr(L, "device_name", lambda device: "another device")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     capsys.readouterr()
     record = tmp_path.with_suffix(".jsonl")
@@ -1645,7 +1712,9 @@ def test_a_finished_run_is_tested_on_other_lengths(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert list(found["accuracy"]) == ["1", "30"] and list(found["hard"]) == ["5"] and found["config"]["lengths"] == [1, 30]
     assert json.loads(record.read_text()) == found
-    assert found["accuracy"]["1"] == json.loads(before["result.json"])["accuracy"]["1"]
+    trained = json.loads(before["result.json"])
+    assert all(found[name] == trained[name] for name in ("device", "source_sha256")) and found["accuracy"]["1"] == trained["accuracy"]["1"]
+    assert found["evaluated"] == dict(device="another device", source_sha256="another source")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     total = found["seconds"].pop("total")
     assert total == pytest.approx(sum(found["seconds"].values()), abs=0.006)
