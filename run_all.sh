@@ -111,13 +111,12 @@ done
 for method in vanilla rope window window-cyclic window-nope rpe-k ape; do
     record --task successor --method "$method" --width 61 --spread 0 --steps 800 --lengths 6,10,15,20,50,60
 done
-record --task successor --method abc --width 61 --spread 0 --steps 800 --retrain-steps 600 --tries 1 --teachers 1 --lengths 6,10,15,20,50,60
+record --task successor --method abc --width 61 --spread 0 --lengths 6,10,15,20,50,60
 for method in rpe-kq alibi nope; do
     record --task successor --method "$method" --width 61 --spread 0 --steps 800 --lengths 6,10,15,20,50,60
 done
-for method in vanilla abc; do
-    record --task addition --method "$method" --width 61 --spread 0 --lengths 6,10,15,20,50,60
-done
+record --task addition --method vanilla --width 61 --spread 0 --steps 2000 --lengths 6,10,15,20,50,60
+record --task addition --method abc --width 61 --spread 0 --lengths 6,10,15,20,50,60     # refused if it does not interpolate
 
 # Encoder-only models
 sums="--lengths 5,6,7,8,10 --width 12"
