@@ -1635,8 +1635,9 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
     side = torch.where((first + side < 0) | (first + side >= d_vocab), -side, side)
     planted = torch.rand(B, n, generator=generator) < plant
     tokens[:, 1::2] = torch.where(planted, first + side, tokens[:, 1::2])
-    held = torch.zeros(B, d_vocab + 2, dtype=torch.bool).scatter_(1, tokens + 1, True)     # v stands at v + 1
-    labels = held.gather(1, tokens) | held.gather(1, tokens + 2)
+    ranked = tokens.sort(1).values
+    holds = lambda x: ranked.gather(1, torch.searchsorted(ranked, x).clamp(max=length - 1)) == x
+    labels = holds(tokens - 1) | holds(tokens + 1)
     return (F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))) if dummy else (tokens, labels)
 
 
