@@ -2144,7 +2144,7 @@ PUBLISHED = {
 PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
 
 
-def read_lines(path):
+def records_in(path):
     """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
     options). Raises: ValueError naming file and line."""
     path, number, found = Path(path), 1, []
@@ -2163,7 +2163,7 @@ def read_lines(path):
 def read_records(*paths):
     """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
     groups = {}
-    for record, key in (pair for path in paths for pair in read_lines(path)):
+    for record, key in (pair for path in paths for pair in records_in(path)):
         groups.setdefault(key, {})[record["seed"]] = record
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
@@ -2620,7 +2620,7 @@ def draw_pictures(folder, loaded, groups, question=None):
     plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
-    record = read_lines(folder)[0][0]
+    record = records_in(folder)[0][0]
     if isinstance(model, Encoder):
         others = [other for other in groups if other != record and other["task"] == record["task"]]
         return save_picture(encoder_picture(plt, [record, *others]), folder / "encoder.png")
@@ -3082,7 +3082,7 @@ def is_recorded(config, path):
     except OSError as error:
         raise ValueError(f"--record: {path!r} cannot be written: {error.strerror}") from None
     wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
-    return any(wanted.items() <= record.items() for record, _ in read_lines(path))
+    return any(wanted.items() <= record.items() for record, _ in records_in(path))
 
 
 def limit_memory():
@@ -3228,7 +3228,7 @@ def eval_command(options):
     if not isinstance(config, Config):
         raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
     config = dataclasses.replace(config, **{name: options[name] for name in TESTED if name in options})
-    device, record = prepare(options, config), read_lines(options["eval"])[0][0]
+    device, record = prepare(options, config), records_in(options["eval"])[0][0]
     if "record" in options:
         is_recorded(config, options["record"])          # a file that cannot be written is told before the tests
     start = time.perf_counter()
@@ -3273,7 +3273,7 @@ def plot_command(options):
     decoders = lambda *paths: {key: records for key, records in read_records(*paths).items()
                                if key[0] in TASKS and not is_encoder(records[0])}
     groups = decoders(*kinds)
-    encoders = [read_lines(path)[0][0] for path, kind in kinds.items() if kind is EncoderConfig]
+    encoders = [records_in(path)[0][0] for path, kind in kinds.items() if kind is EncoderConfig]
     for _, config, *_ in folders.values():
         if "attend" in options and isinstance(config, Config):
             pose(config, options["attend"])             # told before anything is drawn
