@@ -1578,6 +1578,22 @@ def run(config, device, report=silent, keeper=Keeper()):
 # where the sequence also holds its value - 1 or + 1. One layer, one head, no positions, no
 # feed-forward, no residual: everything the model knows is in one score matrix.
 
+def kept_steps(keeper, name, parts, generator, steps, now):
+    """Yield the number of each step that a training has left. The counters `now`, among them "step" and "seconds", are
+    kept with the parts; a finished training has no steps left and gets its weights and counters back."""
+    if name in keeper.finished:
+        parts["model"].load_state_dict(keeper.finished[name]["model"])
+        now.update(keeper.finished[name]["result"])
+        return
+    now.update(keeper.resume(name, parts, generator) or {})
+    start = time.perf_counter() - now["seconds"]
+    for step in range(now["step"] + 1, steps + 1):
+        yield step
+        now.update(step=step, seconds=time.perf_counter() - start)
+        keeper.step(name, parts, generator, now)
+    keeper.finish(name, parts["model"], now)
+
+
 @dataclasses.dataclass(frozen=True)
 class PairsConfig:
     """What a run of the task "consecutive" depends on. Raises: ValueError naming the option."""
@@ -1648,30 +1664,24 @@ def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
     Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's epochs are.
     """
     torch.manual_seed(seed)
-    name, model, generator = f"seed {seed}", PairsModel(config).to(device), seeded(seed)
-    if name in keeper.finished:
-        model.load_state_dict(keeper.finished[name]["model"])
-        return model, keeper.finished[name]["result"]
+    model, generator = PairsModel(config).to(device), seeded(seed)
     optimizer = torch.optim.Adam(model.parameters(), config.lr)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=100)
     parts = dict(model=model, optimizer=optimizer, schedule=schedule)
-    now = keeper.resume(name, parts, generator) or dict(step=0, total=0.0, seconds=0.0)
-    start = time.perf_counter() - now["seconds"]
-    for step in range(now["step"] + 1, config.steps + 1):
+    now = dict(step=0, seconds=0.0, total=0.0)
+    for step in kept_steps(keeper, f"seed {seed}", parts, generator, config.steps, now):
         tokens, labels = draw_pairs(config.batch, config.length, config.d_vocab, generator, config.plant, config.dummy)
         loss = F.binary_cross_entropy_with_logits(model(tokens.to(device)), labels.to(device).float())
         if not loss.isfinite():
-            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
+            raise FloatingPointError(f"the loss is {loss.item()} at step {step}")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        now.update(step=step, total=now["total"] + float(loss.detach()), seconds=time.perf_counter() - start)
+        now["total"] += loss.item()
         if step % 100 == 0:
             schedule.step(now["total"] / 100)
             report(step=step, of=config.steps, loss=now["total"] / 100)
             now["total"] = 0.0
-        keeper.step(name, parts, generator, now)
-    keeper.finish(name, model, now["seconds"])
     return model, now["seconds"]
 
 
@@ -2022,19 +2032,14 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
     """AdamW on every answer token, warm-up, then a cosine to zero -> {"curve": [[step, [share right of each answer
     digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
     Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
-    name, steps, device = procedure.name, procedure.steps, model.head.weight.device
-    if name in keeper.finished:
-        model.load_state_dict(keeper.finished[name]["model"])
-        return keeper.finished[name]["result"]
+    steps, device = procedure.steps, model.head.weight.device
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.decay)
     numbers = draw_long(config, config.train_digits, 200, seeded(config.seed + 1))
     check = arrange_encoder(config.task, *numbers, config.modulus)
     shown = (check[1] != TOKEN["@"]).any(0)
     parts, generator = dict(model=model, optimizer=optimizer), seeded(procedure.seed)
-    examples = draw_examples(config, procedure, generator)
-    now = keeper.resume(name, parts, generator) or dict(step=0, curve=[], seconds=0.0)
-    start = time.perf_counter() - now["seconds"]
-    for step in range(now["step"] + 1, steps + 1):
+    examples, now = draw_examples(config, procedure, generator), dict(step=0, seconds=0.0, curve=[])
+    for step in kept_steps(keeper, procedure.name, parts, generator, steps, now):
         lr = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
         question, answer = draw_encoder_batch(config, procedure, examples, generator)
         model.train()
@@ -2042,16 +2047,12 @@ def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
             logits = model(question.to(device), answer.shape[1])
         loss = descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten()))
         if not loss.isfinite():
-            raise FloatingPointError(f"the loss is {float(loss)} at step {step}")
-        now.update(step=step, seconds=time.perf_counter() - start)
+            raise FloatingPointError(f"the loss is {loss.item()} at step {step}")
         if step % config.every == 0 or step == steps:
             right = right_digits(model, *check)
             now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
-            report(step=step, of=steps, loss=float(loss), accuracy=float(right.all(1).float().mean()))
-        keeper.step(name, parts, generator, now)
-    result = {"curve": now["curve"], "seconds": round(time.perf_counter() - start, 2)}
-    keeper.finish(name, model, result)
-    return result
+            report(step=step, of=steps, loss=loss.item(), accuracy=right.all(1).float().mean().item())
+    return now
 
 
 def failures(config, a, b, right):
@@ -2097,7 +2098,7 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
         curves.append(result["curve"])
         start = time.perf_counter()
         found.append(evaluate_encoder(model, config))
-        seconds[procedure.name] = result["seconds"]
+        seconds[procedure.name] = round(result["seconds"], 2)
         seconds["evaluate"] = round(seconds["evaluate"] + time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,

@@ -846,7 +846,7 @@ def test_pairs_of_long_sequences_are_measured_in_parts():
 @pytest.mark.parametrize("task, config", [("pairs", L.PairsConfig(steps=1, batch=8)),
                                           ("encoder", L.make_encoder_config(steps=1, batch=8, samples=10, n_layer=1))])
 def test_seconds_before_an_interruption_count(task, config):
-    run, name, result = {"pairs": (L.run_pairs, "seed 0", 500.0),
+    run, name, result = {"pairs": (L.run_pairs, "seed 0", {"seconds": 500.0}),
                          "encoder": (L.run_encoder, "train", {"curve": [[1, [0.0]]], "seconds": 500.0})}[task]
     model = L.PairsModel(config) if task == "pairs" else L.Encoder(config)
     finished = {name: dict(model=model.state_dict(), result=result)}
