@@ -1574,9 +1574,9 @@ def run(config, device, report=silent, keeper=Keeper()):
 # 9. Consecutive pairs: one attention head, read completely
 # ======================================================================================
 #
-# Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1
-# where the sequence also holds its value - 1 or + 1. One layer, one head, no positions, no
-# feed-forward, no residual: everything the model knows is in one score matrix.
+# Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
+# holds its value - 1 or + 1. One layer, one head, no positions, no feed-forward, no residual:
+# everything the model knows is in one score matrix.
 
 def kept_steps(keeper, name, parts, generator, steps, now):
     """Yield the number of each step that a training has left. The counters `now`, among them "step" and "seconds", are
@@ -1686,10 +1686,10 @@ def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
 
 
 @torch.no_grad()
-def pairs_accuracy(model, plant, n=10_000, seed=10 ** 6):
+def pairs_accuracy(model, plant, n=10_000):
     """-> {"soft": share of labels right, "hard": share of whole sequences right} on n fresh sequences."""
     c = model.config
-    tokens, labels = draw_pairs(n, c.length, c.d_vocab, seeded(seed), plant, c.dummy)
+    tokens, labels = draw_pairs(n, c.length, c.d_vocab, seeded(10 ** 6), plant, c.dummy)
     device, chunk = model.embedding.weight.device, max(1, 2 ** 24 // c.length ** 2)
     logits = torch.cat([model(part.to(device)).cpu() for part in tokens.split(chunk)])
     right = ((logits > 0) == labels)[:, int(c.dummy):]
@@ -1704,38 +1704,32 @@ def query_key(model):
     return a.q(x).cpu(), a.k(x).cpu() / math.sqrt(a.d_head)
 
 
-def neighbour_gap(scores):
-    """Mean score (V, V) of tokens at distance 1 minus the mean of all others: the two stripes of the heat map."""
+def score_patterns(scores):
+    """Scores (V, V) -> mean score at some distances of the two tokens minus that at all others: "neighbour_gap" at
+    distance 1, two stripes of the heat map; "checkerboard" at odd distances (Observation 5)."""
     index = torch.arange(len(scores))
-    near = (index[:, None] - index).abs() == 1
-    return float(scores[near].mean() - scores[~near].mean())
-
-
-def checkerboard(scores):
-    """Mean score of keys of the opposite parity minus that of the same parity (Observation 5)."""
-    index = torch.arange(len(scores))
-    opposite = (index[:, None] - index) % 2 == 1
-    return float(scores[opposite].mean() - scores[~opposite].mean())
+    distance = (index[:, None] - index).abs()
+    contrast = lambda chosen: float(scores[chosen].mean() - scores[~chosen].mean())
+    return {"neighbour_gap": contrast(distance == 1), "checkerboard": contrast(distance % 2 == 1)}
 
 
 def circle_order(vectors):
     """Two-dimensional vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign.
 
     The circle is cut where the class leaves its widest gap. 1: in order around the circle (Observation 4); None: a
-    class of fewer than three.
+    class of fewer than three, which is always in order.
     """
-    ranks = lambda x: x.argsort().argsort().double()
     found = []
-    for parity in (0, 1):
-        angle = torch.atan2(vectors[parity::2, 1], vectors[parity::2, 0])
-        if len(angle) < 3:                                      # two points are always in order
+    for points in (vectors[0::2], vectors[1::2]):
+        if len(points) < 3:
             found.append(None)
             continue
+        angle = torch.atan2(points[:, 1], points[:, 0])
         ordered = angle.sort().values
-        gaps = torch.cat([ordered[1:] - ordered[:-1], ordered[:1] + 2 * math.pi - ordered[-1:]])
-        start = ordered[(int(gaps.argmax()) + 1) % len(ordered)]
-        turned = ranks((angle - start) % (2 * math.pi))
-        found.append(abs(float(torch.corrcoef(torch.stack([turned, torch.arange(len(turned)).double()]))[0, 1])))
+        following = ordered.roll(-1)
+        start = following[((following - ordered) % (2 * math.pi)).argmax()]
+        rank = ((angle - start) % (2 * math.pi)).argsort().argsort().double()
+        found.append(abs(float(torch.corrcoef(torch.stack([rank, torch.arange(len(rank)).double()]))[0, 1])))
     return found
 
 
@@ -1753,23 +1747,22 @@ def cyclic_construction(d_vocab):
 def run_pairs(config, device, report=silent, keeper=Keeper()):
     """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
     best model). Best: most whole sequences right, as the source chooses."""
-    results, models, seconds = [], [], 0.0
+    runs, models, seconds = [], [], 0.0
     for seed in range(config.seed, config.seed + config.seeds):
         report(stage=f"seed {seed}")
         model, taken = train_pairs(config, seed, device, report, keeper)
-        seconds += taken
         queries, keys = query_key(model)
-        scores, circle = queries @ keys.T, config.d_head == 2
-        results.append(dict(
-            seed=seed, accuracy=pairs_accuracy(model, config.plant), accuracy_uniform=pairs_accuracy(model, 0.0),
-            neighbour_gap=neighbour_gap(scores), checkerboard=checkerboard(scores),
-            circle_order=dict(queries=circle_order(queries), keys=circle_order(keys)) if circle else None))
+        order = dict(queries=circle_order(queries), keys=circle_order(keys)) if config.d_head == 2 else None
+        runs.append(dict(seed=seed, accuracy=pairs_accuracy(model, config.plant),
+                         accuracy_uniform=pairs_accuracy(model, 0.0), **score_patterns(queries @ keys.T),
+                         circle_order=order))
         models.append(model)
-    rank = [(result["accuracy"]["hard"], result["accuracy"]["soft"]) for result in results]
+        seconds += taken
+    rank = [(run["accuracy"]["hard"], run["accuracy"]["soft"]) for run in runs]
     best = rank.index(max(rank))
-    record = dict(results[best], task="consecutive", config=dataclasses.asdict(config), device=device_name(device),
-                  torch=torch.__version__, source_sha256=source_sha256(config),
-                  seconds={"total": round(seconds, 2)}, runs=results)
+    record = dict(runs[best], task="consecutive", config=dataclasses.asdict(config), device=device_name(device),
+                  torch=torch.__version__, source_sha256=source_sha256(config), seconds={"total": round(seconds, 2)},
+                  runs=runs)
     return record, models[best]
 
 

@@ -794,8 +794,9 @@ def test_pairs_model_is_one_head_of_attention(dummy):
 
 def test_pair_measures_on_matrices_worked_out_by_hand():
     scores = torch.tensor([[0., 5, 1, 3], [5, 0, 5, 1], [1, 5, 0, 5], [3, 1, 5, 0]])
-    assert L.neighbour_gap(scores) == pytest.approx(5 - (0 * 4 + 1 * 4 + 3 * 2) / 10)
-    assert L.checkerboard(scores) == pytest.approx((5 * 6 + 3 * 2) / 8 - (0 * 4 + 1 * 4) / 8)
+    found = L.score_patterns(scores)
+    assert found["neighbour_gap"] == pytest.approx(5 - (0 * 4 + 1 * 4 + 3 * 2) / 10)
+    assert found["checkerboard"] == pytest.approx((5 * 6 + 3 * 2) / 8 - (0 * 4 + 1 * 4) / 8)
 
 
 def test_circle_order():
