@@ -1733,17 +1733,6 @@ def circle_order(vectors):
     return found
 
 
-def cyclic_construction(d_vocab):
-    """Hypothesis 2 by hand: unit queries and keys (V, 2) in which every query's nearest keys are its neighbours.
-
-    q_0 k_1 q_2 k_3 ... lie in order on one quarter of the circle, k_0 q_1 k_2 q_3 ... on the opposite one.
-    """
-    index = torch.arange(d_vocab, dtype=torch.float64)
-    angle = index * math.pi / (2 * d_vocab)
-    point = lambda a: torch.stack([a.cos(), a.sin()], 1)
-    return point(angle + math.pi * (index % 2)), point(angle + math.pi * ((index + 1) % 2))
-
-
 def run_pairs(config, device, report=silent, keeper=Keeper()):
     """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
     best model). Best: most whole sequences right, as the source chooses."""
