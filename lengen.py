@@ -1654,7 +1654,9 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
     ranked = tokens.sort(1).values
     holds = lambda x: ranked.gather(1, torch.searchsorted(ranked, x).clamp(max=length - 1)) == x
     labels = holds(tokens - 1) | holds(tokens + 1)
-    return (F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))) if dummy else (tokens, labels)
+    if not dummy:
+        return tokens, labels
+    return F.pad(tokens, (1, 0), value=d_vocab), F.pad(labels, (1, 0))
 
 
 def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
@@ -1797,16 +1799,16 @@ class Operation(NamedTuple):
     columns: Callable               # operands -> column sums
     about: str
     modular: bool = False
-    carries: bool = True
     short: bool = False             # the second operand has --second-digits at most, at every length
+    zeros: bool = False             # the answer keeps its leading zeros
 
 
 OPERATIONS = {
     "addition": Operation("+", lambda a, b: F.pad(a + b, (0, 1)), "a + b"),
     "modular-addition": Operation("$", lambda a, b: F.pad(a + b, (0, 1)), "(a + b) mod c", modular=True),
     "multiplication": Operation("&", product_columns, "a * b, b of few digits", short=True),
-    "modular-multiplication": Operation("*", product_columns, "(a * b) mod c, b of few digits", True, short=True),
-    "elementwise-addition": Operation("+", lambda a, b: a + b, "a + b, carries dropped", carries=False),
+    "modular-multiplication": Operation("*", product_columns, "(a * b) mod c, b of few digits", True, True),
+    "elementwise-addition": Operation("+", lambda a, b: (a + b) % 10, "a + b, carries dropped", zeros=True),
 }
 
 
@@ -1829,11 +1831,10 @@ def arrange_encoder(task, a, b, modulus=100):
     modular tasks have the width of modulus - 1; element-wise sums keep all digits of the longer operand.
     """
     spec = OPERATIONS[task]
-    columns = spec.columns(a, b)
-    answer = carry(columns, 10)[0] if spec.carries else columns % 10
+    answer, _ = carry(spec.columns(a, b), 10)
     if spec.modular:
         answer = modulo(answer, modulus)
-    length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
+    length = torch.maximum(n_digits(a), n_digits(b)) if spec.zeros else n_digits(answer)
     sign = a.new_full((len(a), 1), TOKEN[spec.symbol])
     return torch.cat([write(a, n_digits(a)), sign, write(b, n_digits(b))], 1), write(answer, length)
 
@@ -1910,8 +1911,10 @@ PAPER_ENCODER = dict(size="standard", norm="post", init=0.02, dropout=0.1, batch
 
 def make_encoder_config(preset="fast", **options):
     """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000."""
-    lengths = dict(lengths=(5, 10, 20, 30, 35) if "multiplication" in options.get("task", "") else (5, 6, 10, 15, 20))
-    return EncoderConfig(preset=preset, **((PAPER_ENCODER | lengths if preset == "paper" else {}) | options))
+    if preset == "paper":
+        lengths = (5, 10, 20, 30, 35) if "multiplication" in options.get("task", "") else (5, 6, 10, 15, 20)
+        options = PAPER_ENCODER | {"lengths": lengths} | options
+    return EncoderConfig(preset=preset, **options)
 
 
 class Encoder(nn.Module):
@@ -1971,33 +1974,24 @@ def draw_long(config, length, B, generator):
     return number(), (draw_short(config, 1, B, generator) if OPERATIONS[config.task].short else number())
 
 
-class Procedure(NamedTuple):
-    """Training on n examples, n_long of them long and fixed: none in standard training, epsilon n with priming, all in
-    fine-tuning. Source: Jelassi et al., "Training procedures"."""
-    name: str
-    n: int
-    n_long: int
-    steps: int
-    seed: int
-
-
-def draw_examples(config, procedure, generator):
-    """-> operands a, b (n, width). Long ones come first, with the --prime-lengths in turn; of the others only a counts,
-    since their b is new each time."""
-    a, lengths = draw_short(config, 0, procedure.n, generator), config.prime_lengths
+def draw_examples(config, generator):
+    """The training set -> operands a, b (n_train, width). Long ones, as many as --prime, come first, with the
+    --prime-lengths in turn; of the others only a counts, since their b is new each time. Source: Jelassi et al.,
+    "Training procedures"."""
+    a, lengths = draw_short(config, 0, config.n_train, generator), config.prime_lengths
     b, long_ones = torch.zeros_like(a), seeded(config.seed + 4)
     for turn, length in enumerate(lengths):
-        places = torch.arange(turn, procedure.n_long, len(lengths))
+        places = torch.arange(turn, config.prime, len(lengths))
         a[places], b[places] = draw_long(config, length, len(places), long_ones)
     return a, b
 
 
-def draw_encoder_batch(config, procedure, examples, generator):
+def draw_encoder_batch(config, examples, generator):
     """-> question, answer tokens. Differs: examples are drawn with replacement, not in epochs."""
     a, b = examples
-    pick = torch.randint(procedure.n, (config.batch,), generator=generator)
+    pick = torch.randint(config.n_train, (config.batch,), generator=generator)
     fresh = draw_short(config, 1, config.batch, generator)
-    second = torch.where((pick < procedure.n_long)[:, None], b[pick], fresh)
+    second = torch.where((pick < config.prime)[:, None], b[pick], fresh)
     return arrange_encoder(config.task, a[pick], second, config.modulus)
 
 
@@ -2010,20 +2004,20 @@ def right_digits(model, question, answer):
                       for q, t in zip(question.split(256), answer.split(256))])
 
 
-def train_encoder(model, config, procedure, report=silent, keeper=Keeper()):
+def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
     """AdamW on every answer token, warm-up, then a cosine to zero -> {"curve": [[step, [share right of each answer
     digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
     Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
-    steps, device = procedure.steps, model.head.weight.device
+    steps, device = config.steps, model.head.weight.device
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.decay)
     numbers = draw_long(config, config.train_digits, 200, seeded(config.seed + 1))
     check = arrange_encoder(config.task, *numbers, config.modulus)
     shown = (check[1] != TOKEN["@"]).any(0)
-    parts, generator = dict(model=model, optimizer=optimizer), seeded(procedure.seed)
-    examples, now = draw_examples(config, procedure, generator), dict(step=0, seconds=0.0, curve=[])
-    for step in kept_steps(keeper, procedure.name, parts, generator, steps, now):
+    parts, generator = dict(model=model, optimizer=optimizer), seeded(seed)
+    examples, now = draw_examples(config, generator), dict(step=0, seconds=0.0, curve=[])
+    for step in kept_steps(keeper, name, parts, generator, steps, now):
         lr = config.lr * min(1, step / config.warmup) * (1 + math.cos(math.pi * step / steps)) / 2
-        question, answer = draw_encoder_batch(config, procedure, examples, generator)
+        question, answer = draw_encoder_batch(config, examples, generator)
         model.train()
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             logits = model(question.to(device), answer.shape[1])
@@ -2042,12 +2036,12 @@ def failures(config, a, b, right):
     only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc": {carries: [right, n]}, "mc":
     {longest run of carries: [right, n]}}}. Source: Jelassi et al., Fig. 6."""
     exact, wrong = right.all(1), (~right).sum(1)
-    counts = lambda x: {str(value): int((x == value).sum()) for value in x.unique().tolist()}
+    counts = lambda x: {str(n): int((x == n).sum()) for n in x.unique().tolist()}
     found = dict(wrong_digits=counts(wrong[~exact]), wrong_places=counts((~right[wrong == 1]).int().argmax(1) + 1))
     if config.task == "addition":
-        nc, mc = carry(F.pad(a + b, (0, 1)), 10)[1].sum(1), carry_chains("addition", (a, b), 10)
-        found["carries"] = {name: {str(n): [int(exact[x == n].sum()), int((x == n).sum())] for n in x.unique().tolist()}
-                            for name, x in (("nc", nc), ("mc", mc))}
+        split = lambda x: {str(n): [int(exact[x == n].sum()), int((x == n).sum())] for n in x.unique().tolist()}
+        _, carried = carry(F.pad(a + b, (0, 1)), 10)
+        found["carries"] = {"nc": split(carried.sum(1)), "mc": split(carry_chains("addition", (a, b), 10))}
     return found
 
 
@@ -2055,8 +2049,7 @@ def evaluate_encoder(model, config):
     """Exact match -> {"accuracy": {length: share}}, and `failures` at the longest length. All keys are strings."""
     accuracy = {}
     for length in sorted(config.lengths):
-        generator = seeded(config.seed * 1_000_003 + length)
-        a, b = draw_long(config, length, config.samples, generator)
+        a, b = draw_long(config, length, config.samples, seeded(config.seed * 1_000_003 + length))
         right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
         accuracy[str(length)] = share(right.all(1))
     return dict(accuracy=accuracy, **failures(config, a, b, right))
@@ -2065,22 +2058,21 @@ def evaluate_encoder(model, config):
 def run_encoder(config, device, report=silent, keeper=Keeper()):
     """Train, with priming if asked, evaluate; then fine-tune and evaluate again -> (record, model). With fine-tuning
     the record holds what came before it under "before"."""
-    seconds, curves, found = {"evaluate": 0.0}, [], []
     torch.manual_seed(config.seed)
-    model = Encoder(config).to(device)
-    procedures = [Procedure("train", config.n_train, config.prime, config.steps, config.seed + 2)]
-    if config.finetune:
-        n = config.finetune
-        procedures.append(Procedure("finetune", n, n, config.finetune_steps, config.seed + 3))
-    for procedure in procedures:
-        report(stage=procedure.name)
-        if curves:                                      # fine-tuning, whose dropout must not depend on a resumption
-            torch.manual_seed(procedure.seed)
-        result = train_encoder(model, config, procedure, report, keeper)
+    model, stages = Encoder(config).to(device), {"train": config}
+    if config.finetune:                                 # training in which all examples are long ones
+        stages["finetune"] = dataclasses.replace(config, n_train=config.finetune, prime=config.finetune,
+                                                 steps=config.finetune_steps)
+    seconds, curves, found = {"evaluate": 0.0}, [], []
+    for seed, (name, stage) in enumerate(stages.items(), config.seed + 2):
+        report(stage=name)
+        if curves:                                      # dropout in fine-tuning must not depend on a resumption
+            torch.manual_seed(seed)
+        result = train_encoder(model, stage, name, seed, report, keeper)
         curves.append(result["curve"])
         start = time.perf_counter()
         found.append(evaluate_encoder(model, config))
-        seconds[procedure.name] = round(result["seconds"], 2)
+        seconds[name] = round(result["seconds"], 2)
         seconds["evaluate"] = round(seconds["evaluate"] + time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,

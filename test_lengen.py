@@ -1220,11 +1220,11 @@ def encoder_arranged(task, a, b, width, modulus=100):
 
 
 def encoder_batches(config, n, n_long, seed):
-    """Endless batches of a procedure."""
-    procedure, generator = L.Procedure("", n, n_long, 1, seed), L.seeded(seed)
-    examples = L.draw_examples(config, procedure, generator)
+    """Endless batches from n examples, n_long of them long."""
+    config, generator = dataclasses.replace(config, n_train=n, prime=n_long), L.seeded(seed)
+    examples = L.draw_examples(config, generator)
     while True:
-        yield L.draw_encoder_batch(config, procedure, examples, generator)
+        yield L.draw_encoder_batch(config, examples, generator)
 
 
 def small_encoder(**options):
@@ -1362,13 +1362,13 @@ def test_encoder_starts_from_the_deviation_asked_for():
 @pytest.mark.parametrize("precision, dtype", [("float32", torch.float32), ("bf16", torch.bfloat16)])
 def test_precision_is_that_of_the_products(precision, dtype):
     torch.set_default_dtype(torch.float32)
-    seen, encoder = [], small_encoder(precision=precision, steps=1)
+    seen, encoder = [], small_encoder(precision=precision, steps=1, n_train=50)
     models = [L.Encoder(encoder), L.Transformer(tiny(method="vanilla", precision=precision))]
     for model in models:
         layer = model.layers[0] if model is models[0] else model.decoder[0]
         layer.feed_forward[0].register_forward_hook(lambda module, given, out: seen.append(out.dtype) if module.training else None)
         assert all(x.dtype == torch.float32 for x in model.parameters())
-    L.train_encoder(models[0], encoder, L.Procedure("train", 50, 0, 1, 2))
+    L.train_encoder(models[0], encoder, "train", 2)
     L.train(models[1], models[1].config, L.Plan(1, [7]))
     assert seen == [dtype] * (encoder.n_layer + 1)
 
