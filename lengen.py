@@ -1620,9 +1620,8 @@ class PairsModel(nn.Module):
     """Tokens (B, T) -> logits (B, T): embedding and one attention of output width 1.
 
     Differs: the source does not say how its models start. Here every integer starts by voting yes, and the dummy, whose
-    embedding alone is long (standard deviation 1, not 0.1), soon votes no. With votes of either sign at the start,
-    training keeps a solution in which some integers vote no, right or wrong: in a small vocabulary, where the others
-    nearly always have a neighbour, that costs little.
+    embedding alone is long (standard deviation 1, not 0.1), soon votes no. With votes of either sign at the start some
+    integers keep voting no: in a small vocabulary, where the others nearly always have a neighbour, that costs little.
     """
 
     def __init__(self, config):
@@ -1660,11 +1659,9 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
 
 
 def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
-    """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss
-    -> model, seconds.
-
-    Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's epochs are.
-    """
+    """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss ->
+    model, seconds. Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's
+    epochs are. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
     torch.manual_seed(seed)
     model, generator = PairsModel(config).to(device), seeded(seed)
     optimizer = torch.optim.Adam(model.parameters(), config.lr)
@@ -1716,11 +1713,8 @@ def score_patterns(scores):
 
 
 def circle_order(vectors):
-    """Two-dimensional vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign.
-
-    The circle is cut where the class leaves its widest gap. 1: in order around the circle (Observation 4); None: a
-    class of fewer than three, which is always in order.
-    """
+    """Vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign; the circle is cut
+    at the widest gap. 1: in order around the circle (Observation 4); None: fewer than three, always in order."""
     found = []
     for points in (vectors[0::2], vectors[1::2]):
         if len(points) < 3:
@@ -1767,8 +1761,9 @@ def pairs_summary(record):
         out.append(f"{r['seed']:>4}  {a['soft']:7.2%}  {a['hard']:7.2%}  {u['soft']:13.2%}  {u['hard']:7.2%}  "
                    f"{r['neighbour_gap']:13.2f}  {r['checkerboard']:12.2f}  {circle}")
     low, high = record["accuracy"]["hard_interval"]
-    return "\n".join([*out, f"best: seed {record['seed']}, hard 95% interval {low:.2%} - {high:.2%}, "
-                            f"n = {record['accuracy']['n']:,}; {record['seconds']['total']:.0f} s"])
+    out.append(f"best: seed {record['seed']}, hard 95% interval {low:.2%} - {high:.2%}, "
+               f"n = {record['accuracy']['n']:,}; {record['seconds']['total']:.0f} s")
+    return "\n".join(out)
 
 
 # ======================================================================================
@@ -1844,8 +1839,7 @@ SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16), "l
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """What a run of an encoder-only model depends on. The defaults are the preset "fast". Raises: ValueError naming
-    the option."""
+    """What an encoder-only run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
     last_section = 10
     task: str = option("addition", "what to learn", choices=OPERATIONS)
     model: str = option("universal", "encoder, or universal, whose layer is shared; seq2seq for tasks it has",
@@ -1947,17 +1941,18 @@ class Encoder(nn.Module):
         x = self.embedding(tokens)
         if self.table is not None:
             x = x + self.table.weight[:tokens.shape[1]]
-        x = self.dropout(x if self.layers[0].pre else self.norm(x))
+        pre = self.config.norm == "pre"
+        x = self.dropout(x if pre else self.norm(x))
         for n in range(self.config.n_layer):
-            x = self.layers[n % len(self.layers)](x, None)[0]
+            x, *_ = self.layers[n % len(self.layers)](x, None)
         x = x[:, :n_out]
-        return self.head(self.norm(x) if self.layers[0].pre else x)
+        return self.head(self.norm(x) if pre else x)
 
 
 def draw_short(config, place, B, generator):
     """B training operands -> digits (B, width): integers from 1 to 10^d - 1, uniform, so that 90% have all d digits;
-    with config.even, numbers of 1 to d digits equally often, uniform among those of a length.
-    place: 0 for the first operand, 1 for the second, which in multiplications has another d."""
+    with config.even, numbers of 1 to d digits equally often, uniform among those of a length. place: 0 for the first
+    operand, 1 for the second, which in multiplications has another d."""
     d = config.second_digits if place and OPERATIONS[config.task].short else config.train_digits
     numbers = torch.randint(10 ** (d - 1) if config.even else 1, 10 ** d, (B,), generator=generator)
     if config.even:
@@ -2031,28 +2026,25 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
     return now
 
 
-def failures(config, a, b, right):
-    """Digits right (B, n_out) of answers -> {"wrong_digits": {digits wrong: answers}, "wrong_places": {place of the
-    only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc": {carries: [right, n]}, "mc":
-    {longest run of carries: [right, n]}}}. Source: Jelassi et al., Fig. 6."""
-    exact, wrong = right.all(1), (~right).sum(1)
+def evaluate_encoder(model, config):
+    """-> {"accuracy": {length: share exact}} and, at the longest length, {"wrong_digits": {digits wrong: answers},
+    "wrong_places": {place of the only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc":
+    {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}}; all keys are strings. Source: Jelassi et al.,
+    Fig. 6."""
+    found = {"accuracy": {}}
+    for length in sorted(config.lengths):
+        a, b = draw_long(config, length, config.samples, seeded(config.seed * 1_000_003 + length))
+        right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
+        exact, wrong = right.all(1), (~right).sum(1)
+        found["accuracy"][str(length)] = share(exact)
     counts = lambda x: {str(n): int((x == n).sum()) for n in x.unique().tolist()}
-    found = dict(wrong_digits=counts(wrong[~exact]), wrong_places=counts((~right[wrong == 1]).int().argmax(1) + 1))
+    found["wrong_digits"] = counts(wrong[~exact])
+    found["wrong_places"] = counts((~right[wrong == 1]).int().argmax(1) + 1)
     if config.task == "addition":
         split = lambda x: {str(n): [int(exact[x == n].sum()), int((x == n).sum())] for n in x.unique().tolist()}
         _, carried = carry(F.pad(a + b, (0, 1)), 10)
         found["carries"] = {"nc": split(carried.sum(1)), "mc": split(carry_chains("addition", (a, b), 10))}
     return found
-
-
-def evaluate_encoder(model, config):
-    """Exact match -> {"accuracy": {length: share}}, and `failures` at the longest length. All keys are strings."""
-    accuracy = {}
-    for length in sorted(config.lengths):
-        a, b = draw_long(config, length, config.samples, seeded(config.seed * 1_000_003 + length))
-        right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
-        accuracy[str(length)] = share(right.all(1))
-    return dict(accuracy=accuracy, **failures(config, a, b, right))
 
 
 def run_encoder(config, device, report=silent, keeper=Keeper()):
@@ -2078,22 +2070,27 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
                   source_sha256=source_sha256(config), seconds=seconds, curve=curves[0], **found[-1])
-    return (record | dict(before=found[0]) if config.finetune else record), model
+    if config.finetune:
+        record["before"] = found[0]
+    return record, model
 
 
 def encoder_summary(record):
     """The record as the lines that a run prints."""
-    out, before = ["digits   exact     95% interval         n"], record.get("before", {}).get("accuracy", {})
-    for length, a in record["accuracy"].items():
-        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
-        out[-1] += f", before fine-tuning {before[length]['correct'] / a['n']:.1%}" if before else ""
     words = lambda found: ", ".join(f"{key}: {value}" for key, value in found.items()) or "none"
-    carries = record.get("carries", {})
-    out += [f"[right, n] by {title}  {words(carries[name])}"
-            for name, title in (("nc", "carries"), ("mc", "longest run of carries")) if name in carries]
-    return "\n".join([*out, f"wrong answers by digits wrong  {words(record['wrong_digits'])}",
-                      f"by place of the only wrong one  {words(record['wrong_places'])}",
-                      f"{record['config']['steps']:,} steps, {record['seconds']['total']:.0f} s on {record['device']}"])
+    out = ["digits   exact     95% interval         n"]
+    for length, a in record["accuracy"].items():
+        line = f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}"
+        if "before" in record:
+            line += f", before fine-tuning {record['before']['accuracy'][length]['correct'] / a['n']:.1%}"
+        out.append(line)
+    if "carries" in record:
+        out += [f"[right, n] by carries  {words(record['carries']['nc'])}",
+                f"[right, n] by longest run of carries  {words(record['carries']['mc'])}"]
+    out += [f"wrong answers by digits wrong  {words(record['wrong_digits'])}",
+            f"by place of the only wrong one  {words(record['wrong_places'])}",
+            f"{record['config']['steps']:,} steps, {record['seconds']['total']:.0f} s on {record['device']}"]
+    return "\n".join(out)
 
 
 # ======================================================================================
