@@ -2344,15 +2344,14 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 def pyplot():
     """matplotlib.pyplot that draws to files. Raises: ValueError that says how to install it."""
     try:
-        import matplotlib
-        matplotlib.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:
         raise ValueError("--plot: pictures need matplotlib: pip install matplotlib") from None
-    looks = plt.cycler(color=COLOURS * 11, marker=tuple("osv^DPX<>ph") * 7, alpha=[0.8] * 77)
-    plt.rcParams.update({"axes.prop_cycle": looks, "lines.markersize": 5, "font.size": 11, "axes.titlesize": 10,
-                         "figure.titlesize": 11, "legend.fontsize": 9, "image.aspect": "auto", "savefig.dpi": 110,
-                         "image.interpolation": "nearest", "figure.constrained_layout.use": True})
+    plt.switch_backend("agg")
+    plt.rcParams.update({"axes.prop_cycle": plt.cycler(color=COLOURS * 2, marker=list("osv^DPX<>phd*8")),
+                         "lines.markersize": 5, "font.size": 11, "axes.titlesize": 10, "figure.titlesize": 11,
+                         "legend.fontsize": 9, "image.aspect": "auto", "image.interpolation": "nearest",
+                         "savefig.dpi": 110, "figure.constrained_layout.use": True})
     return plt
 
 
@@ -2367,49 +2366,47 @@ def run_title(config):
     return f"{config.task}, {config.method}, seed {config.seed}, trained on numbers up to 2^20"
 
 
+def draw_shares(axes, counts, band=False, **style):
+    """{number: (right, asked)} -> a curve of percent right against the number, with its Wilson band if asked."""
+    points = sorted((int(x), right / asked, *wilson(right, asked)) for x, (right, asked) in counts.items())
+    x, *shares = zip(*points)
+    share, low, high = 100 * torch.tensor(shares).numpy()
+    [line] = axes.plot(x, share, **style)
+    if band:
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2)
+    axes.set(ylabel="exact answers, percent" + " (band: 95%)" * band, ylim=(-3, 103))
+    axes.locator_params(axis="x", integer=True)
+
+
 def accuracy_picture(plt, groups, task):
-    """Exact match against length, one curve a method and setting, Wilson bands over the questions of all seeds."""
-    every = [r for records in groups.values() for r in records]
-    if not every:
-        raise ValueError(f"there is no record of {task} with default settings to draw")
+    """Exact match against length, one curve a method and setting; questions of all seeds are counted together."""
+    every = sum(groups.values(), [])
+    base, seeds = every[0]["config"]["base"], sorted({r["seed"] for r in every})
     figure, axes = plt.subplots(figsize=(9, 5))
-    digits = count_digits(LIMIT, every[0]["config"]["base"])
-    axes.axvspan(1, digits, color="0.9", label="training range")
+    axes.axvspan(1, count_digits(LIMIT, base), color="0.9", label="training range")
     for (_, method, change), records in groups.items():
-        lengths = tested(records)
-        counts = [[sum(column) for column in zip(*tally(records, length))] for length in lengths]
-        [curve] = axes.plot(lengths, [100 * correct / n for correct, n in counts], label=f"{method} {change}")
-        low, high = 100 * torch.tensor([wilson(*count) for count in counts]).T.numpy()
-        axes.fill_between(lengths, low, high, color=curve.get_color(), alpha=0.2)
-    ticks, seeds = tested(every), sorted({r["seed"] for r in every})
-    operands = "each operand" if TASKS[task].operands.count("number") > 1 else "the number"
-    axes.set(xscale="log", xlabel=f"{'bits' if TASKS[task].base == 2 else 'digits'} of {operands}",
-             ylabel="exact answers, percent (band: 95%)", ylim=(-3, 103),
+        counts = {n: [sum(column) for column in zip(*tally(records, n))] for n in tested(records)}
+        draw_shares(axes, counts, band=True, label=f"{method} {change}")
+    axes.set_xscale("log", subs=(2, 5))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.set(xlabel=f"digits of each number, base {base}", xlim=(0.8 * tested(every)[0], None),
              title=f"{task}, seeds {', '.join(map(str, seeds))}, trained on numbers up to 2^20")
-    axes.set_xticks(ticks, ["" if any(n < m < 1.35 * n for m in ticks) else n for n in ticks])
-    axes.minorticks_off()
-    axes.set_xlim(left=0.8 * ticks[0])
     figure.legend(loc="outside center right")
     return figure
 
 
-def heat_maps(plt, title, xlabel, rows, size=(2.6, 2.1), spare=0):
-    """Matrices (T, S), grey where -inf -> figure, axes. A row: y label, label and ends of its colour bar, names and
-    matrices of its panels. size: of one panel, in inches; spare: empty panels on the right."""
-    shape = len(rows), len(rows[0][-1]) + spare
-    figure, grid = plt.subplots(*shape, figsize=(size[0] * shape[1] + 1, size[1] * shape[0] + 0.6), squeeze=False)
-    figure.suptitle(title)
-    for panels, (ylabel, unit, (low, high), names, matrices) in zip(grid, rows):
-        for axes, name, matrix in zip(panels, names, matrices):
-            image = axes.imshow(matrix.numpy(), vmin=low, vmax=high)
-            axes.set(title=name, xlabel=xlabel, facecolor="0.8")
-            axes.locator_params(integer=True)
-            if len(matrix) == len(matrices[0]):                                         # same rows as on the left
-                axes.label_outer()
-            axes.tick_params(labelbottom=matrices is rows[-1][-1] or matrix.shape[1] != rows[-1][-1][0].shape[1])
-        panels[0].set_ylabel(ylabel)
-        figure.colorbar(image, ax=panels[:len(matrices)], label=unit)
-    return figure, grid
+def heat_maps(panels, names, matrices, xlabel, ylabel, unit, ends=None):
+    """Draws matrices (T, S) beside each other, grey where -inf, on one scale of colours with these ends, by default the
+    least and the greatest of their values."""
+    values = torch.cat([matrix[matrix.isfinite()] for matrix in matrices])
+    low, high = ends or (float(values.min()), float(values.max()))
+    for axes, name, matrix in zip(panels, names, matrices):
+        image = axes.imshow(matrix.numpy(), vmin=low, vmax=high)
+        axes.set(title=name, xlabel=xlabel, facecolor="0.8")
+        axes.locator_params(integer=True)
+    panels[0].set_ylabel(ylabel)
+    panels[0].figure.colorbar(image, ax=panels, label=unit)
 
 
 @torch.no_grad()
@@ -2424,16 +2421,17 @@ def attend(model, config, calibration, question):
 
 def attention_picture(plt, models, question):
     """Heat maps of every head in the last layer, a row of panels for each (name, model, config, calibration)."""
-    read = [attend(*model, question) for _, *model in models]
-    rows = [("output digit, lowest first", "attention weight", (0, 1),
-             [f"{name}, head {head + 1}" for head in range(len(weights))], weights)
-            for (name, *_), (weights, *_) in zip(models, read)]
-    title = f"{run_title(models[-1][2])}: last layer's cross-attention for {question}\n(bold orange rows: wrong digit)"
-    figure, grid = heat_maps(plt, title, "input digit", rows, (3, 3.2))
-    for panels, (_, source, answer, wrong) in zip(grid, read):
+    config = models[-1][2]
+    figure, grid = plt.subplots(len(models), config.n_head, sharey="row", squeeze=False,
+                                figsize=(2.3 * config.n_head + 4, 3.4 * len(models) + 0.6))
+    figure.suptitle(f"{run_title(config)}\nlast layer's cross-attention for {question} (bold orange rows: wrong digit)")
+    for panels, (name, *model) in zip(grid, models):
+        weights, source, answer, wrong = attend(*model, question)
+        heads = [f"{name}, head {head}" for head in range(1, config.n_head + 1)]
+        heat_maps(panels, heads, weights, "input digit", "output digit, lowest first", "attention weight", (0, 1))
         for axes in panels:
             axes.set_xticks(range(len(source)), list(source), fontsize=7)
-            axes.set_yticks(range(len(answer)), list(answer), fontsize=7)
+        panels[0].set_yticks(range(len(answer)), list(answer), fontsize=7)
         for row in wrong:
             panels[0].get_yticklabels()[row].set(color=COLOURS[1], fontweight="bold")
     return figure
@@ -2443,129 +2441,117 @@ def bias_pictures(plt, config, calibration, teacher):
     """Of each layer the averaged attention and, below it, the biases calibrated from it, at training size."""
     numbers, _ = split_numbers(config.seed)
     questions = sample(teacher.config, numbers, config.calibration_samples, config.seed + 4, torch.device("cpu"))
-    scores, config = config.calibrate_on == "scores", dataclasses.replace(config, penalty=0.0)    # closed is closed
+    scores = config.calibrate_on == "scores"
+    unit, ends = ("score", None) if scores else ("weight", (0, 1))
     attention = collect_attention(teacher, *questions, make_bias(teacher.config, config.width), scores)
-    for layer, biases in enumerate(make_bias(config, config.width, calibration).decoder):
-        rows, used = [], calibration[layer if config.layer == "own" else -1]
-        for kind, lines, weights, bias in zip(("self", "cross"), used, attention, biases):
-            closed = torch.cat([values for blocks in lines.values.values() for values in blocks], 1).isneginf().all(1)
-            heads = [f"head {head}" + (": no line" if empty else "") for head, empty in enumerate(closed, 1)]
-            unit, ends = ("score", (None, None)) if scores else ("weight", (0, 1))
-            rows += [(f"averaged {kind}-attention\noutput position", unit, ends, heads, weights[layer]),
-                     (f"{kind} bias\noutput position", "bias (grey: closed)", (-0.5, 0), heads, bias)]
-        yield heat_maps(plt, f"{run_title(config)}: layer {layer + 1}", "input position", rows)[0]
+    empty = [(r["layer"], r["attention"], r["head"]) for r in line_table(calibration) if r["line"] is None]
+    config = dataclasses.replace(config, penalty=0.0)                                   # closed is closed
+    for layer, biases in enumerate(make_bias(config, config.width, calibration).decoder, 1):
+        read = layer if config.layer == "own" else config.n_layer
+        figure, grid = plt.subplots(4, config.n_head, sharey="row", squeeze=False, figsize=(2 * config.n_head + 4, 10))
+        figure.suptitle(f"{run_title(config)}: layer {layer}")
+        for kind, above, below, averages, bias in zip(("self", "cross"), grid[::2], grid[1::2], attention, biases):
+            heads = [f"head {n}" + ": no line" * ((read, kind, n) in empty) for n in range(1, config.n_head + 1)]
+            heat_maps(above, heads, averages[read - 1], "input position", f"averaged {kind}-attention\noutput position",
+                      unit, ends)
+            heat_maps(below, heads, bias, "input position", f"{kind} bias\noutput position", "bias (grey: closed)",
+                      (-0.5, 0))
+        yield figure
 
 
 def window_picture(plt, config):
     """Window biases of one operand and of two interleaved ones, self and cross."""
     w, names = config.window, ("self", "cross, one operand", "cross, two operands")
     biases = [window_bias(w, 9, 9)[0], window_bias(w, 9, 10, True)[0], window_bias(w, 9, 19, True, 2)[0]]
-    rows = [("query position", "bias (grey: closed)", (-0.5, 0), names, biases)]
-    return heat_maps(plt, f"{run_title(config)}: window biases, w = {w}", "key position", rows, (3.4, 3.2))[0]
+    figure, panels = plt.subplots(1, 3, figsize=(11, 4))
+    figure.suptitle(f"{run_title(config)}: window biases, w = {w}")
+    heat_maps(panels, names, biases, "key position", "query position", "bias (grey: closed)", (-0.5, 0))
+    return figure
 
 
 def training_picture(plt, config, log):
     """Loss and held-out accuracy of every stage on one time axis."""
-    stages, checks = [], {}
+    stages = []
     for entry in log:
-        stages += [entry["stage"]] if "stage" in entry else []
+        if "stage" in entry:
+            stages.append((entry["stage"], []))
         if "step" in entry:
-            stage = len(stages), stages[-1]                 # the same name comes again with another teacher
-            checks.setdefault(stage, []).append((entry["seconds"], entry["loss"], 100 * entry["accuracy"]))
+            stages[-1][1].append((entry["seconds"], entry["loss"], 100 * entry["accuracy"]))
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(9, 6))
-    for (_, stage), points in checks.items():
-        seconds, loss, accuracy = zip(*points)
-        above.plot(seconds, loss, label=stage)
-        below.plot(seconds, accuracy)
+    for stage, checks in stages:
+        if checks:
+            seconds, loss, accuracy = zip(*checks)
+            above.plot(seconds, loss, label=stage)
+            below.plot(seconds, accuracy)
     above.set(yscale="log", ylabel="loss", title=run_title(config))
     below.set(xlabel="seconds since the start", ylabel="held-out numbers exact, percent", ylim=(-3, 103))
     figure.legend(loc="outside center right")
     return figure
 
 
-def errors_picture(plt, model, config, calibration, chains, length=20, samples=200):
+def errors_picture(plt, model, config, calibration, chains):
     """Accuracy by longest run of carries, and the share of wrong digits at every output position."""
-    length = min(length, max(config.lengths + config.hard))                                 # fits a learned table
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure.suptitle(run_title(config))
     for digits, counts in chains.items():
-        found = sorted((int(chain), 100 * c / n) for chain, (c, n) in counts.items())
-        left.plot(*zip(*found), label=digits)
-    left.set(xlabel="longest run of carries, columns", ylabel="exact answers, percent", ylim=(-3, 103))
+        draw_shares(left, counts, label=digits)
+    left.set(xlabel="longest run of carries, columns")
     left.legend(*left.get_legend_handles_labels(), title="digits" if chains else "this task carries nothing")
+    length = min(20, max(config.lengths + config.hard))                                     # fits a learned table
     width = max(config.width, width_for(config.task, length, config.base))
-    operands = draw_test(config.task, length, samples, config.base, seeded(config.seed))
+    operands = draw_test(config.task, length, 200, config.base, seeded(config.seed))
     source, target = arrange(config.task, pad(config.task, operands, width), config.base, config.align)
     with torch.no_grad():
         wrong = model.eval()(source, target[:, :-1], make_bias(config, width, calibration)).argmax(-1) != target[:, 1:]
     right.bar(range(1, wrong.shape[1] + 1), (100 * wrong.double().mean(0)).tolist())
     right.set(xlabel="output position, lowest digit first", ylabel="wrong digits, percent", ylim=(0, 103),
               title=f"{length} digits, n = {len(target)}, each after a right beginning: {int(wrong.sum())} wrong")
-    for axes in (left, right):
-        axes.locator_params(axis="x", integer=True)
-    figure.suptitle(run_title(config))
     return figure
 
 
 def pairs_picture(plt, model):
     """The score matrix of a consecutive-pairs model, a zoom, and its vectors where they have two dimensions."""
     c, (queries, keys) = model.config, query_key(model)
-    scores, flat = queries @ keys.T, c.d_head == 2
-    seeds = f"best of seeds {c.seed} to {c.seed + c.seeds - 1}" if c.seeds > 1 else f"seed {c.seed}"
-    title = f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, {seeds}"
-    parts = [scores, scores[:16, :16]] if c.d_vocab > 16 else [scores]
-    rows = [("query token", "score", (float(scores.min()), float(scores.max())), ("all tokens", "the first 16"), parts)]
-    figure, grid = heat_maps(plt, title, "key token", rows, (4.4, 4.2), spare=flat)
+    scores, flat, zoom = queries @ keys.T, c.d_head == 2, min(16, c.d_vocab // 2)
+    figure, panels = plt.subplots(1, 2 + flat, figsize=(4.4 * (2 + flat) + 1, 4.8))
+    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, "
+                    f"best of {c.seeds} from seed {c.seed}")
+    heat_maps(panels[:2], ("all tokens", f"the first {zoom}"), (scores, scores[:zoom, :zoom]), "key token",
+              "query token", "score")
     if flat:
-        axes = grid[0][-1]
-        for name, vectors, beside in (("query", queries, (3, 3)), ("key", keys, (-9, -9))):
-            axes.plot(*vectors.T.numpy(), linestyle="none", label=name)
+        for name, vectors in (("query", queries), ("key", keys)):
+            panels[2].plot(*vectors.T.numpy(), linestyle="none", label=name)
             for token, point in enumerate(vectors.tolist()):
-                axes.annotate(token, point, beside, textcoords="offset points", fontsize=8)
-        axes.set(title="vectors", xlabel="first component", ylabel="second component")
-        axes.legend()
+                panels[2].annotate(token, point, (3, 3), textcoords="offset points", fontsize=8)
+        panels[2].set(title="vectors", xlabel="first component", ylabel="second component")
+        panels[2].legend()
     return figure
-
-
-def encoder_name(record):
-    """What sets a run of an encoder-only model apart in a legend."""
-    c = record["config"]
-    trained = [f"{c[name]} {word}" for name, word in (("prime", "primed"), ("finetune", "fine-tuned")) if c[name]]
-    return ", ".join([f"{c['model']} {record['method']}", *trained, f"seed {record['seed']}"])
 
 
 def encoder_picture(plt, records):
     """Runs of a task by encoder-only models: accuracy by length, and by carries at the longest; of the first run the
     learning curve of each answer digit and how many digits wrong answers have wrong."""
     figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
-    first = records[0]
-    for r in records:
-        counts = [(int(length), a["correct"] / a["n"], a["low"], a["high"]) for length, a in r["accuracy"].items()]
-        x, share, low, high = zip(*counts)
-        [line] = lengths.plot(x, share, label=encoder_name(r))
-        lengths.fill_between(x, low, high, color=line.get_color(), alpha=0.2)
-        for name, style in (("nc", "-"), ("mc", ":")):
-            found = sorted((int(n), right / asked) for n, (right, asked) in r.get("carries", {}).get(name, {}).items())
-            carries.plot(*zip(*found), style, color=line.get_color()) if found else None
-    steps, digits = zip(*first["curve"])
-    for place, shares in enumerate(zip(*digits), 1):
-        curve.plot(steps, shares, label=place)
-    wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
-    wrong.set_xlim(0.4, max([first["config"]["width"] + 1, *map(int, first["wrong_digits"])]) + 0.6)
-    if "carries" not in first:
-        carries.set_axis_off()
-    for axes in (lengths, carries, wrong):
-        axes.locator_params(axis="x", integer=True)
-    most = first["config"]["train_digits"]
-    lengths.axvspan(1, most, color="0.9")
-    lengths.set(xlabel="digits (grey: trained)", ylabel="share exact (band: 95%)", ylim=(-0.03, 1.03))
-    carries.set(xlabel="carries (solid), longest run of carries (dotted)", ylim=(-0.03, 1.03),
-                ylabel=f"share exact, {max(map(int, first['accuracy']))} digits")
-    curve.set(xlabel="training step (digits from the left)", ylabel=f"share right, {most} digits",
-              title=encoder_name(first))
-    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
-    curve.legend(title="digit", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    first, most = records[0], records[0]["config"]["train_digits"]
+    name = "{model} {method}, {prime} primed, {finetune} fine-tuned, seed {seed}".format_map
     figure.suptitle(f"{first['task']}, encoder-only, trained on numbers of up to {most} digits")
+    lengths.axvspan(1, most, color="0.9", label="training range")
+    for number, record in enumerate(records):
+        counts = {length: (a["correct"], a["n"]) for length, a in record["accuracy"].items()}
+        draw_shares(lengths, counts, band=True, label=name(record["config"]))
+        for by, counts in record.get("carries", {}).items():
+            draw_shares(carries, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
+    lengths.set(xlabel="digits")
+    carries.set(xlabel="carries (solid), longest run of carries (dotted)", title=f"{[*first['accuracy']][-1]} digits")
+    carries.set_visible("carries" in first)
+    steps, digits = zip(*first["curve"])
+    curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
+    curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=name(first["config"]))
+    curve.legend(title="digit from\nthe left", loc="center left", bbox_to_anchor=(1, 0.5))
+    wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
+    wrong.locator_params(axis="x", integer=True)
+    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=name(first["config"]))
+    figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -2575,15 +2561,14 @@ def character_map(config, calibration):
     for layer, pair in enumerate(make_bias(config, config.width, calibration).decoder, 1):
         for kind, bias in zip(("self", "cross"), pair):
             out.append(f"layer {layer} {kind}, heads 1 to {config.n_head}")
-            symbols = [["".join("." if x == -INF else "#" if x == head.max() else "+" for x in row) for row in head]
-                       for head in bias]
-            out += ["  " + "  ".join(row) for row in zip(*symbols)]
+            marks = (bias > -INF).int() + (bias == bias.amax((1, 2), keepdim=True))                 # (H, T, S)
+            for row in marks.transpose(0, 1).tolist():
+                out.append("  " + "  ".join("".join(".+#"[mark] for mark in head) for head in row))
     return "\n".join(out)
 
 
-# The first two: ABC v2, App. C.3.
-QUESTIONS = {"successor": "03611451449241919819", "addition": "078114514+0241919810", "nx1": "03611451449241919819*7",
-             "parity": "11010011101011010010", "parity-label": "11010011101011010010"}
+# Of ABC v2, App. C.3, where that has one.
+QUESTIONS = {"addition": "078114514+0241919810", "nx1": "03611451449241919819*7"}
 
 
 def draw_pictures(folder, loaded, groups, question=None):
@@ -2608,9 +2593,11 @@ def draw_pictures(folder, loaded, groups, question=None):
             save(f"bias-layer{layer}", figure)
     if config.align:
         save("window", window_picture(plt, config))
-    longest = max(config.lengths + config.hard)
-    number = lambda digits: "".join(str(int(c) % config.base) for c in digits[0][-longest:])
-    save("attention", attention_picture(plt, models, question or re.sub(r"\d+", number, QUESTIONS[config.task])))
+    if not question:
+        longest = max(config.lengths + config.hard)
+        number = lambda digits: "".join(str(int(c) % config.base) for c in digits[0][-longest:])
+        question = re.sub(r"\d+", number, QUESTIONS.get(config.task, "03611451449241919819"))
+    save("attention", attention_picture(plt, models, question))
 
 
 # ======================================================================================
