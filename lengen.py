@@ -2135,8 +2135,9 @@ def records_in(path):
 def read_records(*paths):
     """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
     groups = {}
-    for record, key in (pair for path in paths for pair in records_in(path)):
-        groups.setdefault(key, {})[record["seed"]] = record
+    for path in paths:
+        for record, key in records_in(path):
+            groups.setdefault(key, {})[record["seed"]] = record
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -2150,25 +2151,27 @@ def changed_options(record):
     the method is "abc", the rules of calibration. Those of encoder-only models begin with --model; theirs and those of
     consecutive pairs hold the steps. A run that was given its teacher is told from one that trained it.
     """
-    config, names = record["config"], list(record["config"])
+    config, default = record["config"], {"preset": Config.preset}
     ignored = {"task", "method", "seed", "lengths", "hard", "samples", "long_samples"}
     if config["task"] == PairsConfig.task:
-        default, fixed = PairsConfig(), {}
+        usual = PairsConfig()
     elif is_encoder(record):
+        usual = make_encoder_config(record["preset"], task=config["task"])
+        default.update(model="", clip=2 * config["width"])
         ignored.update(["every"], [] if config["prime"] or config["finetune"] else ["prime_lengths"])
-        default = make_encoder_config(record["preset"], task=config["task"])
-        fixed = {"model": "", "clip": 2 * config["width"]}
     else:
-        ignored.update(["steps"], names[names.index("calibrate_on"):names.index("penalty") + 1]
-                       if record["method"] != "abc" else [])
-        default = make_config(record["preset"], task=config["task"], base=config["base"])
-        fixed = {"base": TASKS[config["task"]].base or Config.base}
-    default = dataclasses.asdict(default) | fixed | {"preset": Config.preset}
-    words = lambda value: ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    typed = lambda name, value: (f"{flag(name)} {words(value)}" if not isinstance(value, bool) else
-                                 flag(name if value else f"no_{name}"))
-    changed = [typed(name, value) for name, value in config.items()
-               if name not in ignored and words(value) != words(default[name])]
+        usual = make_config(record["preset"], task=config["task"], base=config["base"])
+        default.update(base=TASKS[config["task"]].base or Config.base)
+        names = list(config)
+        rules = names[names.index("calibrate_on"):names.index("penalty") + 1]
+        ignored.update(["steps"], rules if record["method"] != "abc" else [])
+    default = json.loads(json.dumps(dataclasses.asdict(usual) | default))               # lists, as in the record
+    changed = []
+    for name, value in config.items():
+        if name not in ignored and value != default[name]:
+            text = ",".join(map(str, value)) if isinstance(value, list) else value
+            switch = flag(name if value else f"no_{name}")
+            changed.append(switch if isinstance(value, bool) else f"{flag(name)} {text}")
     given = record.get("method") == "abc" and record.get("teachers") == 0
     return " ".join(changed or ["--teacher DIR"] * given)
 
@@ -2227,9 +2230,9 @@ def costs(records):
             "of the authors' tokens": f"1 / {share:,.0f}" if share else "not published"}
 
 
-def chains(records, length):
-    """Columns: right and asked by the longest run of carries."""
-    counts = [(int(chain), *count) for r in records for chain, count in r["chains"].get(str(length), {}).items()]
+def chains(seeds):
+    """{run of carries: (right, asked)} of each seed -> columns: the same of all together, in bins."""
+    counts = [(int(chain), *count) for seed in seeds for chain, count in seed.items()]
     total = lambda column, low, high: sum(count[column] for count in counts if low <= count[0] <= high)
     bins = {"0 to 1": (0, 1), "2 to 3": (2, 3), "4 to 7": (4, 7), "8 to 15": (8, 15), "16 or more": (16, INF)}
     return {name: f"{total(1, *ends):,} / {total(2, *ends):,}" for name, ends in bins.items()}
@@ -2240,7 +2243,7 @@ SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), s
 
 def abc_tables(runs):
     """-> tables (title, note, rows {column: cell}) of ABC; runs: task -> records with default settings."""
-    every = [r for records in runs.values() for r in records]
+    every = sum(runs.values(), [])
     missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'])} at {length} (n = {a['n']:,})"
               for r in every for length, a in r["accuracy"].items() if a["correct"] < a["n"]]
     columns = {task: cells(records, tested(every)) for task, records in runs.items()}
@@ -2256,7 +2259,7 @@ def abc_tables(runs):
             for task, records in runs.items() for length in tested(records, "hard")
             for name in dict.fromkeys(name for r in records for name in r["hard"].get(str(length), {}))])
     yield ("ABC by longest run of carries", "Right / asked, all seeds together.",
-           [{"task": task, "digits": length} | chains(records, length)
+           [{"task": task, "digits": length} | chains([r["chains"].get(str(length), {}) for r in records])
             for task, records in runs.items() for length in tested(records, "chains")])
 
 
@@ -2274,19 +2277,19 @@ def method_tables(groups):
                  "held-out": f"{100 * statistics.median(r['interpolation_accuracy'] for r in records):.1f}",
                  **cells(records, (6, 10, 15, 20, 50, 60), papers=PUBLISHED[task].get(method, "-"))}
                 for task, method, records in chosen])
-    others = {key: records for key, records in groups.items() if key[2] not in widths}
-    tasks = [task for task in TASKS if any(key[0] == task for key in others)]
+    others = [key for key in groups if key[2] not in widths]
+    tasks = [task for task in TASKS if task in {key[0] for key in others}]
     for method, change in dict.fromkeys(key[1:] for key in others):
-        runs = {task: others.get((task, method, change), []) for task in tasks}
-        every, setting = sum(runs.values(), []), {"method": f"`{method}`", "changed": f"`{change}`"}
-        rows += [setting | {"digits": length} | {task: cell(runs[task], length) for task in tasks}
-                 | cells(every, ()) for length in tested(every)]
+        runs = {task: groups.get((task, method, change), []) for task in tasks}
+        every = sum(runs.values(), [])
+        rows += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length}
+                 | {task: cell(runs[task], length) for task in tasks} | cells(every, ()) for length in tested(every)]
     yield "Other settings", SHARES + ", by digits (parity: bits).", rows
 
 
 def encoder_tables(groups):
     """The same for encoder-only models, and their sums by carries at the longest length."""
-    every, stages = [r for records in groups.values() for r in records], {}
+    every, stages, sums = sum(groups.values(), []), {}, []
     for (task, method, change), records in groups.items():
         if "before" in records[0]:
             stages[task, method, f"{change}, before"] = [r | r["before"] for r in records]
@@ -2295,14 +2298,13 @@ def encoder_tables(groups):
            [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
              **cells(records, tested(every), s=f"{statistics.median(r['seconds']['total'] for r in records):.0f}")}
             for (task, method, change), records in stages.items()])
-    sums = [(method, change, [r for r in records if tested([r])[-1] == length], length)
-            for (_, method, change), records in stages.items() if all("carries" in r for r in records)
-            for length in sorted({tested([r])[-1] for r in records})]
-    yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.",
-           [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
-            | chains([{"chains": {str(length): r["carries"][name]}} for r in records], length)
-            for method, change, records, length in sums
-            for name, by in (("nc", "carries"), ("mc", "longest run of carries"))])
+    for (_, method, change), records in stages.items():
+        for length in sorted({tested([r])[-1] for r in records if "carries" in r}):
+            counts = [r["carries"] for r in records if tested([r])[-1] == length]
+            sums += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
+                     | chains([seed[name] for seed in counts])
+                     for name, by in (("nc", "carries"), ("mc", "longest run of carries"))]
+    yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.", sums)
 
 
 def pairs_tables(groups):
@@ -2322,8 +2324,8 @@ def report(path):
     for key, records in read_records(path).items():
         (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else groups)[key] = records
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
-    for title, note, rows in (*(abc_tables(runs) if runs else ()), *method_tables(groups),
-                              *(encoder_tables(encoders) if encoders else ()), *pairs_tables(pairs)):
+    abc = abc_tables(runs) if runs else ()
+    for title, note, rows in (*abc, *method_tables(groups), *encoder_tables(encoders), *pairs_tables(pairs)):
         if rows:
             lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
             text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
