@@ -2606,25 +2606,19 @@ def draw_pictures(folder, loaded, groups, question=None):
 # 13. Benchmark
 # ======================================================================================
 
-class TorchTransformer(nn.Module):
-    """The layers of torch.nn.Transformer in the same shape, with the embeddings of "vanilla"."""
+class TorchTransformer(Transformer):
+    """Ours with the layers of torch.nn.Transformer in the same shape; for methods without relative terms."""
 
     def __init__(self, config):
-        super().__init__()
-        C, S = config.d_model, 2 * config.width + 3
-        self.embedding, self.head = nn.Embedding(len(VOCAB), C), nn.Linear(C, len(VOCAB))
-        layer = lambda kind: kind(C, config.n_head, config.d_ff, config.dropout, batch_first=True,
-                                  norm_first=config.norm == "pre")
-        self.encoder = nn.TransformerEncoder(layer(nn.TransformerEncoderLayer), config.n_encoder, nn.LayerNorm(C),
-                                             enable_nested_tensor=False) if config.n_encoder else nn.Identity()
-        self.decoder = nn.TransformerDecoder(layer(nn.TransformerDecoderLayer), config.n_layer, nn.LayerNorm(C))
-        self.register_buffer("table", sinusoidal(torch.arange(S), C))
-        self.register_buffer("causal", causal_bias(config.width + 1)[0])
+        super().__init__(config)
+        shape = dict(d_model=config.d_model, nhead=config.n_head, dim_feedforward=config.d_ff, dropout=config.dropout,
+                     batch_first=True, norm_first=config.norm == "pre")
+        self.encoder = nn.Sequential(*(nn.TransformerEncoderLayer(**shape) for _ in range(config.n_encoder)))
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**shape), config.n_layer)
 
-    def forward(self, source, target, bias=None):
-        source = self.embedding(source) + self.table[:source.shape[1]]
-        target = self.embedding(target) + self.table[:target.shape[1]]
-        return self.head(self.decoder(target, self.encoder(source), tgt_mask=self.causal, tgt_is_causal=True))
+    def forward(self, source, target, bias):
+        memory, mask = self.encoder(self.embed(source, 0)), bias.decoder[0][0][0]
+        return self.head(self.norm(self.decoder(self.embed(target, 1), memory, tgt_mask=mask, tgt_is_causal=True)))
 
 
 def literal_abc_bias(attention, M, N, directions, kappa):
@@ -2648,9 +2642,7 @@ def literal_abc_bias(attention, M, N, directions, kappa):
                     value = lines.get(j - shift - i * delta)
                     if value is not None and value > mu + kappa * sigma:
                         out[h, i, j] = max(out[h, i, j], value - max(d))
-        for i in range(M):
-            if out[h, i].isneginf().all():
-                out[h, i] = 0
+    out[out.isneginf().all(2)] = 0
     return out
 
 
@@ -2661,14 +2653,15 @@ def interleaved(calls, rounds, device=torch.device("cpu")):
         for call, times in zip(calls, taken):
             start = time.perf_counter()
             call()
-            torch.accelerator.synchronize() if device.type != "cpu" else None
+            if device.type != "cpu":
+                torch.accelerator.synchronize()
             times.append(time.perf_counter() - start)
     return [statistics.median(times[2:]) for times in taken]
 
 
 def step_times(config, device, rounds):
     """Median seconds of a training step -> ours, torch's, and the floor: the time that the products in it take at the
-    rate of a 1024 x 1024 matrix product on this machine, as the step's other work were free."""
+    rate of a 1024 x 1024 matrix product on this machine, as if the step's other work were free."""
     config = dataclasses.replace(config, method="vanilla", task="addition")
     numbers, bias = split_numbers(0)[0], to_device(make_bias(config, config.width), device)
     stream = batches(config, numbers, config.batch, [config.width], seeded(0))
@@ -2686,71 +2679,72 @@ def step_times(config, device, rounds):
     return ours, torchs, counter.get_total_flops() / (2 * 1024 ** 3 / product)
 
 
-def synthetic_run(config):
-    """A model with random weights that never ends its answers, and a calibration with the lines of windows."""
-    blocks, _ = column_blocks(config.task, config.width)
-    T = target_length(config.task, config.width)
+def synthetic_run(length, n, device):
+    """n questions of a length for a model with random weights that never ends its answers, and a calibration with the
+    lines of windows -> model, calibration, source, target."""
+    config = Config(task="addition", method="abc", kappa_cross=0.1, kappa_self=0.1)
+    T, (blocks, _) = target_length(config.task, config.width), column_blocks(config.task, config.width)
     cross = torch.cat([window_bias(1, T, width, cross=True) for width in blocks], 2)
     attention = [x.exp().expand(1, config.n_head, -1, -1) for x in (window_bias(1, T, T), cross)]
-    model = Transformer(config)
-    nn.init.constant_(model.head.bias[TOKEN[END]:TOKEN[END] + 1].detach(), -1e9)
-    rules = dataclasses.replace(config, kappa_cross=0.1, kappa_self=0.1)
-    return model, calibrate(rules, *attention) * config.n_layer
+    model = Transformer(config).to(device).eval()
+    model.head.bias.data[TOKEN[END]] = -1e9
+    operands = pad(config.task, draw_test(config.task, length, n, config.base, seeded(0)), length + 1)
+    source, target = (x.to(device) for x in arrange(config.task, operands))
+    return model, calibrate(config, *attention) * config.n_layer, source, target
 
 
 def decoding_times(device, lengths):
     """Seconds to write an answer of each length by `generate_sparse` and by `generate`, None where its bias needs more
     than 1 GiB. Long dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
-    config, sparse, dense = Config(task="addition", method="abc", lengths=(6,)), {}, {}
-    model, calibration = synthetic_run(config)
-    model = model.to(device).eval()
+    sparse, dense = {}, {}
     for length in lengths:
-        width = length + 1
-        operands = draw_test(config.task, length, 1, 10, seeded(0))
-        source, target = (x.to(device) for x in arrange(config.task, pad(config.task, operands, width)))
-        keys, limit = make_keys(config, width, calibration), width + 1
-        sparse[length], = interleaved([lambda: generate_sparse(model, source, limit, keys)], 1, device)
-        dense[length] = None
+        model, calibration, source, target = synthetic_run(length, 1, device)
+        config, name, limit = model.config, str(length), length + 2
+        keys = make_keys(config, length + 1, calibration)
+        sparse[name], = interleaved([lambda: generate_sparse(model, source, limit, keys)], 1, device)
+        dense[name] = None
         if 4 * config.n_head * config.n_layer * limit * source.shape[1] < 2 ** 30:
-            bias = to_device(make_bias(config, width, calibration), device)
-            at = [limit // 6, limit // 2, 5 * limit // 6]
-            rows = [Bias(None, [(a[:, :T, :T], b[:, :T]) for a, b in bias.decoder]) for T in at]
-            calls = [functools.partial(model, source, target[:, :T], part) for T, part in zip(at, rows)]
+            bias, calls = to_device(make_bias(config, length + 1, calibration), device), []
+            for T in (limit // 6, limit // 2, 5 * limit // 6):
+                part = Bias(None, [(a[:, :T, :T], b[:, :T]) for a, b in bias.decoder])
+                calls.append(functools.partial(model, source, target[:, :T], part))
             with torch.no_grad():
-                passes = interleaved(calls, 3, device)
-            dense[length] = limit * statistics.mean(passes)
+                dense[name] = limit * statistics.mean(interleaved(calls, 3, device))
     return sparse, dense
 
 
-def benchmark(device, rounds=100):
+def comparisons(s):
+    """Seconds -> rows (name of the ratio, or digits of an answer; what is compared; both seconds, None: not run)."""
+    shape = "training step, {} shape, batch 64 / torch.nn.Transformer"
+    yield "step_vs_torch", shape.format("default"), s["step"], s["torch_step"]
+    yield "step_vs_floor", "the same / the matrix products in it", s["step"], s["floor"]
+    yield "paper_step_vs_torch", shape.format("paper's"), s["paper_step"], s["paper_torch_step"]
+    yield "paper_step_vs_floor", "the same / the matrix products in it", s["paper_step"], s["paper_floor"]
+    yield "abc_vs_loop", "loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", s["loop"], s["abc_bias"]
+    one_pass = "greedy decoding / evaluation in one pass, 64 questions of 60 digits"
+    yield "evaluate_vs_greedy", one_pass, s["greedy"], s["evaluate"]
+    for n in s["sparse"]:
+        yield n, f"dense / line-sparse decoding of a {int(n):,}-digit answer", s["dense"][n], s["sparse"][n]
+    digit = {n: s["sparse"][n] / int(n) for n in ("1000", "10000")}
+    yield ("digit_time_10000_vs_1000", "a digit of 10,000 / of 1,000, line-sparse", digit["10000"], digit["1000"])
+
+
+def benchmark(device):
     """Ratios from interleaved runs on this machine -> {"ratios", "seconds", "peak_bytes", "device", "torch"}."""
-    default, paper = Config(), make_config("paper", width=8, lengths=(6,), batch=Config.batch)
-    ours, torchs, floor = step_times(default, device, rounds)
-    paper_ours, paper_torchs, paper_floor = step_times(paper, device, max(1, rounds // 4))
+    s, paper = {}, make_config("paper", width=8, lengths=(6,), batch=Config.batch)
+    s["step"], s["torch_step"], s["floor"] = step_times(Config(), device, 100)
+    s["paper_step"], s["paper_torch_step"], s["paper_floor"] = step_times(paper, device, 25)
     attention = torch.rand(8, 62, 125)
-    ours_abc, = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], rounds)
-    start = time.perf_counter()
-    literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)
-    loop = time.perf_counter() - start
-    config = Config(task="addition", method="abc")
-    model, calibration = synthetic_run(config)
-    operands = draw_test("addition", 60, 64, 10, seeded(0))
-    source, target = (x.to(device) for x in arrange("addition", pad("addition", operands, 61)))
-    bias, model = to_device(make_bias(config, 61, calibration), device), model.to(device)
-    one_pass, greedy = interleaved([lambda: exact_match(model, source, target, bias),
-                                    lambda: generate(model, source, 62, bias)], 3, device)
-    lengths = (100, 1000, 10_000)
-    sparse, dense = decoding_times(device, lengths)
-    ratios = {"step_vs_torch": ours / torchs, "step_vs_floor": ours / floor,
-              "paper_step_vs_torch": paper_ours / paper_torchs, "paper_step_vs_floor": paper_ours / paper_floor,
-              "abc_vs_loop": loop / ours_abc, "evaluate_vs_greedy": greedy / one_pass,
-              "sparse_vs_dense": {str(n): dense[n] and dense[n] / sparse[n] for n in lengths},
-              "digit_time_10000_vs_1000": sparse[10_000] / 10_000 / (sparse[1000] / 1000)}
-    seconds = {"step": ours, "torch_step": torchs, "floor": floor,
-               "paper_step": paper_ours, "paper_torch_step": paper_torchs, "paper_floor": paper_floor,
-               "abc_bias": ours_abc, "loop": loop, "evaluate": one_pass, "greedy": greedy,
-               "sparse": {str(n): sparse[n] for n in lengths}, "dense": {str(n): dense[n] for n in lengths}}
-    return {"ratios": ratios, "seconds": seconds, "peak_bytes": peak_bytes(device), "device": device_name(device),
+    s["abc_bias"], = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], 100)
+    s["loop"], = interleaved([lambda: literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)], 1)
+    model, calibration, source, target = synthetic_run(60, 64, device)
+    bias = to_device(make_bias(model.config, 61, calibration), device)
+    s["evaluate"], s["greedy"] = interleaved([lambda: exact_match(model, source, target, bias),
+                                              lambda: generate(model, source, 62, bias)], 3, device)
+    s["sparse"], s["dense"] = decoding_times(device, (100, 1000, 10_000))
+    ratios = {name: first and first / second for name, _, first, second in comparisons(s)}
+    ratios["sparse_vs_dense"] = {digits: ratios.pop(digits) for digits in s["sparse"]}
+    return {"ratios": ratios, "seconds": s, "peak_bytes": peak_bytes(device), "device": device_name(device),
             "torch": torch.__version__}
 
 
@@ -2767,23 +2761,17 @@ def peak_bytes(device):
 
 def benchmark_summary(found):
     """As a Markdown table."""
-    s = found["seconds"]
-    rows = [("training step, default shape, batch 64 / torch.nn.Transformer", s["step"], s["torch_step"]),
-            ("the same / the matrix products in it", s["step"], s["floor"]),
-            ("training step, paper's shape, batch 64 / torch.nn.Transformer", s["paper_step"], s["paper_torch_step"]),
-            ("the same / the matrix products in it", s["paper_step"], s["paper_floor"]),
-            ("loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", s["loop"], s["abc_bias"]),
-            ("greedy decoding / evaluation in one pass, 64 questions of 60 digits", s["greedy"], s["evaluate"])]
-    rows += [(f"dense / line-sparse decoding of a {int(n):,}-digit answer", s["dense"][n], s["sparse"][n])
-             for n in s["sparse"]]
-    digit = {n: s["sparse"][n] / int(n) for n in ("1000", "10000")}
-    rows += [("a digit of 10,000 / of 1,000, line-sparse", digit["10000"], digit["1000"])]
-    show = lambda x: f"{1e3 * x:.1f} ms" if x < 1 else f"{x:.1f} s"
-    lines = [f"| {what} | {show(a)} | {show(b)} | {a / b:.2f} |" if a else f"| {what} | not run | {show(b)} | not run |"
-             for what, a, b in rows]
+    def show(seconds):
+        if seconds is None:
+            return "not run"
+        return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+    lines = ["| what | first | second | ratio |", "| --- | --- | --- | --- |"]
+    for _, what, first, second in comparisons(found["seconds"]):
+        ratio = f"{first / second:.2f}" if first else "not run"
+        lines.append(f"| {what} | {show(first)} | {show(second)} | {ratio} |")
     peak = f"{found['peak_bytes'] / 2 ** 30:.2f} GiB" if found["peak_bytes"] else "not known"
-    return "\n".join(["| what | first | second | ratio |", "| --- | --- | --- | --- |", *lines, "",
-                      f"{found['device']}, torch {found['torch']}, peak memory {peak}"])
+    return "\n".join([*lines, "", f"{found['device']}, torch {found['torch']}, peak memory {peak}"])
 
 
 # ======================================================================================
