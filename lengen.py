@@ -2849,12 +2849,11 @@ def load(folder, asked_by="--from"):
     state, config = read_run(folder, asked_by)
     if "model" not in state:
         raise ValueError(f"{asked_by}: the run in {str(folder)!r} is not finished; go on with --resume {folder}")
+    calibration = teacher = None
     try:
-        model, calibration = build(KINDS[type(config)].model, config, state["model"]), None
-        if not isinstance(config, Config):
-            return model, config, None, None
-        teacher = dataclasses.replace(config, method="vanilla")
-        teacher = build(Transformer, teacher, state["teacher"]) if state["teacher"] else None
+        model = build(KINDS[type(config)].model, config, state["model"])
+        if state["teacher"]:
+            teacher = build(Transformer, dataclasses.replace(config, method="vanilla"), state["teacher"])
         if state["calibration"]:
             calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]]
             make_bias(config, config.width, calibration)
@@ -2865,29 +2864,53 @@ def load(folder, asked_by="--from"):
 
 
 def load_teacher(folder, config):
-    """The interpolating model of a finished abc run. Raises: ValueError when it was trained on something else."""
+    """The interpolating model of a finished abc run, as a training that took no steps. Raises: ValueError when it was
+    trained on something else."""
     if getattr(config, "method", None) != "abc":
         raise ValueError("--teacher: only --method abc calibrates on one")
     _, other, _, teacher = load(folder, "--teacher")
     if teacher is None:
         raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
     for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
-        if getattr(other, name) != getattr(config, name):
-            raise ValueError(f"--teacher: {folder!r} has {flag(name)} {getattr(other, name)}, "
-                             f"not {getattr(config, name)}")
-    return teacher
+        has, wanted = getattr(other, name), getattr(config, name)
+        if has != wanted:
+            raise ValueError(f"--teacher: {folder!r} has {flag(name)} {has}, not {wanted}")
+    result = {"steps": 0, "examples": 0, "tokens": 0, "seconds": 0.0, "exact": True}
+    return {"model": teacher.state_dict(), "result": result}
+
+
+def load_unfinished(folder, options):
+    """An interrupted run's folder -> (state, config). Raises: ValueError when it is finished, or options differ."""
+    state, config = read_run(folder, "--resume")
+    if "model" in state:
+        raise ValueError(f"--resume: the run in {folder!r} is finished; --eval tests it on other lengths")
+    kept = dataclasses.asdict(config)
+    for name in options:
+        if name in OPTIONS and options[name] != kept.get(name):
+            raise ValueError(f"{flag(name)}: the run in {folder!r} has {kept.get(name, 'no such option')}, "
+                             f"not {options[name]}")
+    trained = list(state["finished"].values())
+    try:
+        if state["current"]:
+            trained.append(state["current"]["parts"])
+        for part in trained:
+            build(KINDS[type(config)].model, config, part["model"])
+    except Exception as error:
+        raise ValueError(f"--resume: the state of the run in {folder!r} does not fit its options "
+                         f"({type(error).__name__})") from None
+    return state, config
 
 
 class Progress:
     """Progress to stderr, one live line on a terminal and plain lines otherwise; every report to log.jsonl."""
 
     def __init__(self, path, quiet, keeper):
-        self.log, self.quiet, self.live = open(path, "a+b"), quiet, sys.stderr.isatty()
+        self.log, self.keeper, self.quiet, self.live = open(path, "a+b"), keeper, quiet, sys.stderr.isatty()
         self.log.seek(0)
         text = self.log.read().rpartition(b"\n")[0]
         self.log.truncate(len(text) + bool(text))                                       # what a killed run left half
-        before = re.findall(rb'^{"seconds": ([\d.]+)', text, re.MULTILINE)               # a resumed run goes on
-        self.start, self.stage, self.keeper = time.perf_counter() - float(before[-1] if before else 0), "", keeper
+        before = re.findall(rb'^{"seconds": ([\d.]+)', text, re.MULTILINE)
+        self.start = time.perf_counter() - float(before[-1] if before else 0)           # a resumed run goes on
 
     def __call__(self, **fields):
         if "step" not in fields:                        # in training the step is saved first
@@ -2898,10 +2921,11 @@ class Progress:
         if "stage" in fields:
             self.stage, self.last = fields["stage"], None
             self.show(f"{self.stage} ...")
-        elif "step" in fields:
+        if "step" in fields:
             text = f"{self.stage}: step {fields['step']}, loss {fields['loss']:.4f}"
-            text += f", held-out {fields['accuracy']:.1%}" if "accuracy" in fields else ""
-            text += f", hard {fields['hard']:.1%}" if "hard" in fields else ""
+            for name, said in (("accuracy", "held-out"), ("hard", "hard")):
+                if name in fields:
+                    text += f", {said} {fields[name]:.1%}"
             if self.last:                               # a resumed training does not begin with step 1
                 pace = (seconds - self.last[0]) / max(1, fields["step"] - self.last[1])
                 text += f", at most {pace * (fields['of'] - fields['step']):.0f} s left"
@@ -2928,27 +2952,20 @@ def numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 
-def add_config_options(p):
-    """Every field of the configurations as an option of the parser, its help with the defaults of each kind of run."""
+def parser():
+    """Every field of the configurations is an option, its help with the defaults of each kind of run. Options left out
+    are absent from the result, so that a preset can fill them."""
+    p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+               description=__doc__.partition("\n")[0])
     known = {}
     for kind, label in ((Config, ""), (EncoderConfig, "encoders "), (PairsConfig, "consecutive ")):
         for field in dataclasses.fields(kind):
-            known.setdefault(field.name, []).append((field, label))
-    for name, fields in known.items():
-        first, defaults = fields[0][0], {}
-        for field, label in fields:
-            defaults.setdefault(field.default, label)                                   # only defaults that differ
-        shown = "; ".join(f"{label}{default}" for default, label in defaults.items())
-        kind = numbers if isinstance(first.default, tuple) else type(first.default)
+            _, defaults = known.setdefault(field.name, (field, {}))
+            defaults.setdefault(field.default, f"{label}{field.default}")               # only defaults that differ
+    for name, (field, defaults) in known.items():
+        kind = numbers if isinstance(field.default, tuple) else type(field.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
-        p.add_argument(flag(name), help=f"{first.metadata['help']} (default: {shown})", **how)
-
-
-def parser():
-    """Options left out are absent from the result, so that a preset can fill them."""
-    p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
-               description=__doc__.partition("\n")[0])
-    add_config_options(p)
+        p.add_argument(flag(name), help=f"{field.metadata['help']} (default: {'; '.join(defaults.values())})", **how)
     p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
     p.add_argument("--save-every", type=int, default=200, help="steps between checkpoints (default: 200)")
@@ -2967,46 +2984,49 @@ def parser():
     p.add_argument("--attend", help="question whose attention is drawn, such as 0361145144924")
     p.add_argument("--benchmark", action="store_true", help="print speeds as ratios, measured here")
     p.add_argument("--list", action="store_true", help="print tasks and methods")
-    p.add_argument("--from", dest="folder", help="folder of a finished run, to --ask")
+    p.add_argument("--from", metavar="FOLDER", help="folder of a finished run, to --ask")
     p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
     return p
 
 
 OPTIONS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
+TESTED = ("lengths", "hard", "samples", "long_samples")
 
 
 def refuse(options, allowed, why):
     """Raises: ValueError when an option is given that is not allowed."""
     for name in options:
         if name not in allowed:
-            raise ValueError(f"{flag('from' if name == 'folder' else name)}: {why}")
+            raise ValueError(f"{flag(name)}: {why}")
 
 
 def read_config(options):
     """Parsed options -> Config, PairsConfig for "consecutive", EncoderConfig for tasks that only encoders have or
     if --model says so. Raises: ValueError for an option of another."""
-    task = options.get("task")
-    tasks = {**TASKS, "consecutive": None, **OPERATIONS}
+    task, tasks = options.get("task"), {**TASKS, PairsConfig.task: None, **OPERATIONS}
     if task is not None and task not in tasks:
         raise ValueError(f"--task: {task!r} is unknown; choose from {', '.join(tasks)}")
-    own = task in OPERATIONS and task not in TASKS
-    model = options.get("model", "universal" if own else "seq2seq")
-    if model not in ("seq2seq", "encoder", "universal"):
-        raise ValueError(f"--model: {model!r} is unknown; choose from seq2seq, encoder, universal")
-    kind = PairsConfig if task == "consecutive" else Config if model == "seq2seq" else EncoderConfig
-    names = {field.name for field in dataclasses.fields(kind)}
-    refuse(OPTIONS.intersection(options), names | {"model"} if kind is Config else names,
+    kinds = {"seq2seq": Config, "encoder": EncoderConfig, "universal": EncoderConfig}
+    model = options.get("model", "universal" if task in OPERATIONS.keys() - TASKS.keys() else "seq2seq")
+    if model not in kinds:
+        raise ValueError(f"--model: {model!r} is unknown; choose from {', '.join(kinds)}")
+    kind = PairsConfig if task == PairsConfig.task else kinds[model]
+    given = {name: value for name, value in options.items() if name in OPTIONS}
+    if kind is Config:
+        given.pop("model", None)
+    refuse(given, {field.name for field in dataclasses.fields(kind)},
            f"--task {task or kind.task} with --model {model} has no such option")
-    return KINDS[kind].make(**{name: value for name, value in options.items() if name in names})
+    return KINDS[kind].make(**given)
 
 
-def new_folder(stem, out):
+def new_folder(config, out):
     """The run's folder, made if it is not there; a fresh one under runs/ unless named. Raises: ValueError."""
-    if out is None:
-        stem = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-        folder = next(path for n in range(1, 10 ** 6) if not (path := Path("runs", stem + f"-{n}" * (n > 1))).exists())
-    else:
-        folder = Path(out)
+    kind = (config.d_vocab, config.d_head) if isinstance(config, PairsConfig) else (config.method, config.preset)
+    name = "-".join(map(str, (config.task, *kind, f"seed{config.seed}", time.strftime("%Y%m%d-%H%M%S"))))
+    folder, n = Path("runs", name) if out is None else Path(out), 1
+    while out is None and folder.exists():
+        n += 1
+        folder = Path("runs", f"{name}-{n}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -3016,12 +3036,11 @@ def new_folder(stem, out):
 
 def clear(folder, overwrite):
     """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
-    held = [folder / name for name in ("result.json", "checkpoint.pt", "log.jsonl") if (folder / name).exists()]
-    if not overwrite and any(path.suffix != ".jsonl" for path in held):
+    if not overwrite and any((folder / name).exists() for name in ("result.json", "checkpoint.pt")):
         raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go "
                          f"on with --resume")
-    for path in held:
-        path.unlink()
+    for name in ("result.json", "checkpoint.pt", "log.jsonl"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def is_recorded(config, path):
@@ -3078,67 +3097,20 @@ def without_compile(config, device):
         return dataclasses.replace(config, compile=False)
 
 
-def train_command(options):
-    """Run an experiment, write its folder, print the result."""
-    config = read_config(options)
-    device = prepare(options, config)
-    config = without_compile(config, device)
-    if "attend" in options and not options.get("plot"):
-        raise ValueError("--attend: goes with --plot or --plot-from")
-    if options.get("plot"):                             # what would fail after the run is told before it
-        pyplot()
-        if "attend" in options and isinstance(config, Config):
-            pose(config, options["attend"])
-    if "record" in options and is_recorded(config, options["record"]):
-        print(f"{options['record']} holds this run", file=sys.stderr)
-        return 0
-    kind = [config.method, config.preset] if hasattr(config, "method") else [config.d_vocab, config.d_head]
-    stem = "-".join(map(str, [config.task, *kind, f"seed{config.seed}"]))
-    keeper = Keeper(None, None, options["save_every"])
-    if "teacher" in options:
-        weights = load_teacher(options["teacher"], config).state_dict()
-        result = {"steps": 0, "examples": 0, "tokens": 0, "seconds": 0.0, "exact": True}
-        keeper.finished["interpolate 0"] = dict(model=weights, result=result)
-    if processes()[0] > 0:                              # the first process writes
-        run(config, device, keeper=keeper)
-        return 0
-    folder = new_folder(stem, options.get("out"))
-    with locked(folder):
-        clear(folder, options.get("overwrite"))
-        return carry_out(config, device, folder, keeper, options)
+def publish(record, options, text):
+    """Append the record to --record, in one write, so that runs beside each other share a file; print it."""
+    if "record" in options:
+        with open(options["record"], "ab", buffering=0) as file:
+            file.write(json.dumps(record).encode() + b"\n")
+    print(json.dumps(record) if "json" in options else text)
 
 
-def resume_command(options):
-    """Go on with an interrupted run."""
-    folder = Path(options["resume"])
-    state, config = read_run(folder, "--resume")
-    if "model" in state:
-        raise ValueError(f"--resume: the run in {str(folder)!r} is finished; --eval tests it on other lengths")
-    for field in dataclasses.fields(config):
-        if options.get(field.name, getattr(config, field.name)) != getattr(config, field.name):
-            raise ValueError(f"{flag(field.name)}: the run in {str(folder)!r} has {getattr(config, field.name)}, "
-                             f"not {options[field.name]}")
-    try:
-        saved = [*state["finished"].values()] + ([state["current"]["parts"]] if state["current"] else [])
-        for part in saved:
-            build(KINDS[type(config)].model, config, part["model"])
-    except Exception as error:
-        raise ValueError(f"--resume: the state of the run in {str(folder)!r} does not fit its options "
-                         f"({type(error).__name__})") from None
-    device, keeper = prepare(options, config), Keeper(None, None, options["save_every"], state)
-    if processes()[0] > 0:
-        run(config, device, keeper=keeper)
-        return 0
-    with locked(folder):
-        return carry_out(config, device, folder, keeper, options)
-
-
-def carry_out(config, device, folder, keeper, options):
-    """Run, or go on, in a folder that is locked -> exit code."""
+def carry_out(config, device, folder, state, options):
+    """Run, or go on from a state, in a folder that is locked -> exit code."""
     kind = KINDS[type(config)]
-    keeper.path, keeper.config = folder / "checkpoint.pt", dataclasses.asdict(config)
+    keeper = Keeper(folder / "checkpoint.pt", dataclasses.asdict(config), options["save_every"], state)
     keeper.save()
-    progress = Progress(folder / "log.jsonl", options.get("quiet"), keeper)
+    progress = Progress(folder / "log.jsonl", "quiet" in options, keeper)
     try:
         with keeper.signals():
             progress.show(f"{config.task} on {device}, in {folder}")
@@ -3149,26 +3121,42 @@ def carry_out(config, device, folder, keeper, options):
     finally:
         progress.close()
     write_file(folder / "result.json", json.dumps(record, indent=1).encode())
-    weights = lambda module: {name: x.cpu() for name, x in module.state_dict().items()} if module else None
     calibration, teacher = more or (None, None)
-    lines = [[lines._asdict() for lines in pair] for pair in calibration or []]
-    write_checkpoint(keeper.path, dict(config=keeper.config, model=weights(model), teacher=weights(teacher),
-                                       calibration=lines))
-    if "record" in options:
-        append_record(record, options["record"])
-    text = json.dumps(record) if options.get("json") else kind.summary(record)
-    print(text if options.get("json") else f"{text}\n\nrun kept in {folder}")
-    if options.get("plot"):
-        draw_pictures(folder, load(folder), read_records(folder) if kind.run is run else {}, options.get("attend"))
+    write_checkpoint(keeper.path, dict(config=keeper.config, model=model.cpu().state_dict(),
+                                       teacher=teacher and teacher.cpu().state_dict(),
+                                       calibration=[[lines._asdict() for lines in pair] for pair in calibration or []]))
+    publish(record, options, f"{kind.summary(record)}\n\nrun kept in {folder}")
+    if "plot" in options:
+        groups = read_records(folder) if isinstance(config, Config) else {}
+        draw_pictures(folder, load(folder), groups, options.get("attend"))
+    return 0
 
 
-def append_record(record, path):
-    """In one write, so that runs beside each other share a file."""
-    with open(path, "ab", buffering=0) as file:
-        file.write(json.dumps(record).encode() + b"\n")
-
-
-TESTED = ("lengths", "hard", "samples", "long_samples")
+def train_command(options):
+    """Run an experiment, or go on with an interrupted one; write its folder, print the result -> exit code."""
+    resumed = "resume" in options
+    state, config = load_unfinished(options["resume"], options) if resumed else ({}, read_config(options))
+    device = prepare(options, config)
+    config = without_compile(config, device)
+    if "attend" in options and "plot" not in options:
+        raise ValueError("--attend: goes with --plot or --plot-from")
+    if "plot" in options:                               # what would fail after the run is told before it
+        pyplot()
+        if "attend" in options and isinstance(config, Config):
+            pose(config, options["attend"])
+    if "record" in options and is_recorded(config, options["record"]) and not resumed:
+        print(f"{options['record']} holds this run", file=sys.stderr)
+        return 0
+    if "teacher" in options:
+        state = {"finished": {"interpolate 0": load_teacher(options["teacher"], config)}}
+    if processes()[0] > 0:                              # the first process writes
+        run(config, device, keeper=Keeper(state=state))
+        return 0
+    folder = Path(options["resume"]) if resumed else new_folder(config, options.get("out"))
+    with locked(folder):
+        if not resumed:
+            clear(folder, "overwrite" in options)
+        return carry_out(config, device, folder, state, options)
 
 
 def eval_command(options):
@@ -3186,23 +3174,22 @@ def eval_command(options):
     seconds, record["peak_bytes"] = record["seconds"], peak_bytes(device)
     seconds["evaluate"] = round(time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()) - seconds["total"], 2)
-    if "record" in options:
-        append_record(record, options["record"])
-    print(json.dumps(record) if options.get("json") else summary(record))
+    publish(record, options, summary(record))
 
 
 def ask_command(options):
     """Answer questions with a finished run; one that is outside the task costs a line on stderr, not the others."""
-    if "folder" not in options or "ask" not in options:
+    if "from" not in options or "ask" not in options:
         raise ValueError("--from DIR and --ask QUESTION go together")
     limit_memory()
-    (model, config, calibration, _), code = load(options["folder"]), 0
+    model, config, calibration, _ = load(options["from"])
     if not isinstance(config, Config):
         raise ValueError(f"--ask: a run of the task {config.task} answers no questions")
+    code = 0
     for given in options["ask"]:
-        for question in (line.strip() for line in sys.stdin) if given == "-" else [given]:
+        for question in sys.stdin if given == "-" else [given]:
             try:
-                print(ask(model, config, calibration, question), flush=True)
+                print(ask(model, config, calibration, question.strip()), flush=True)
             except ValueError as error:
                 print(f"lengen: {error}", file=sys.stderr)
                 code = 2
@@ -3244,7 +3231,7 @@ def plot_command(options):
 
 def benchmark_command(options):
     found = benchmark(pick_device(options["device"]))
-    print(json.dumps(found) if options.get("json") else benchmark_summary(found))
+    print(json.dumps(found) if "json" in options else benchmark_summary(found))
 
 
 def list_command(options):
@@ -3263,16 +3250,15 @@ def list_command(options):
 COMMANDS = {"list": (list_command, ()), "benchmark": (benchmark_command, ("json",)), "report": (report_command, ()),
             "plot_from": (plot_command, ("attend",)),
             "eval": (eval_command, (*TESTED, "record", "json", "deterministic")),
-            "resume": (resume_command, (*OPTIONS, "record", "plot", "attend", "json", "deterministic")),
-            "ask": (ask_command, ("folder",)), "folder": (ask_command, ())}
+            "resume": (train_command, (*OPTIONS, "record", "plot", "attend", "json", "deterministic")),
+            "ask": (ask_command, ("from",)), "from": (ask_command, ())}
 
 
 def choose_command(options):
     """-> the function for the options. Raises: ValueError for one that would be ignored."""
     for name, (command, more) in COMMANDS.items():
         if name in options:
-            refuse(options, {name, "device", "save_every", "quiet", "debug", *more},
-                   f"has no effect on {flag('from' if name == 'folder' else name)}")
+            refuse(options, {name, "device", "save_every", "quiet", "debug", *more}, f"has no effect on {flag(name)}")
             return command
     return train_command
 
