@@ -3200,33 +3200,38 @@ def report_command(options):
     print(report(options["report"]), end="")
 
 
+def decoders(groups, task, changed=True):
+    """Those of `read_records` that are encoder-decoders of a task, changed settings among them or not."""
+    return {key: records for key, records in groups.items()
+            if key[0] == task and not is_encoder(records[0]) and (changed or not key[2])}
+
+
 def plot_command(options):
     """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one. The
     biases also as text, which needs no matplotlib."""
     limit_memory()
-    folders = {path: load(path, "--plot-from") for path in options["plot_from"] if not Path(path).is_file()}
-    kinds = {path: type(folders[path][1]) if path in folders else Config for path in options["plot_from"]}
-    decoders = lambda *paths: {key: records for key, records in read_records(*paths).items()
-                               if key[0] in TASKS and not is_encoder(records[0])}
-    groups = decoders(*kinds)
-    encoders = [records_in(path)[0][0] for path, kind in kinds.items() if kind is EncoderConfig]
+    paths, question = options["plot_from"], options.get("attend")
+    folders = {path: load(path, "--plot-from") for path in paths if not Path(path).is_file()}
+    groups = read_records(*paths)
+    encoders = [records_in(path)[0][0] for path, (model, *_) in folders.items() if isinstance(model, Encoder)]
     for _, config, *_ in folders.values():
-        if "attend" in options and isinstance(config, Config):
-            pose(config, options["attend"])             # told before anything is drawn
-    of_task = lambda task: {key: records for key, records in groups.items() if key[0] == task}
+        if question is not None and isinstance(config, Config):
+            pose(config, question)                      # told before anything is drawn
     for _, config, calibration, _ in folders.values():
         if calibration:
             print(character_map(config, calibration))
     for path, loaded in folders.items():
-        beside = encoders if kinds[path] is EncoderConfig else of_task(loaded[1].task)
-        draw_pictures(path, loaded, beside, options.get("attend"))
-    for path in kinds.keys() - folders.keys():
-        plain = {key: records for key, records in decoders(path).items() if not key[2]}
-        if not plain:
-            raise ValueError(f"--plot-from: {path!r} holds no encoder-decoder with default settings to draw")
-        for task in {key[0]: None for key in plain}:
-            mine = {key: records for key, records in plain.items() if key[0] == task}
-            save_picture(accuracy_picture(pyplot(), mine, task), Path(path).with_name(f"accuracy-{task}.png"))
+        beside = encoders if isinstance(loaded[0], Encoder) else decoders(groups, loaded[1].task)
+        draw_pictures(path, loaded, beside, question)
+    for path in paths:
+        if path not in folders:
+            found = read_records(path)
+            tasks = {task: decoders(found, task, changed=False) for task in TASKS}
+            if not any(tasks.values()):
+                raise ValueError(f"--plot-from: {path!r} holds no encoder-decoder with default settings to draw")
+            for task, plain in tasks.items():
+                if plain:
+                    save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
 
 
 def benchmark_command(options):
