@@ -2514,20 +2514,28 @@ def errors_picture(plt, model, config, calibration, chains):
 def pairs_picture(plt, model):
     """The score matrix of a consecutive-pairs model, a zoom, and its vectors where they have two dimensions."""
     c, (queries, keys) = model.config, query_key(model)
-    scores, flat, zoom = queries @ keys.T, c.d_head == 2, min(16, c.d_vocab // 2)
-    figure, panels = plt.subplots(1, 2 + flat, figsize=(4.4 * (2 + flat) + 1, 4.8))
-    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, "
-                    f"best of {c.seeds} from seed {c.seed}")
-    heat_maps(panels[:2], ("all tokens", f"the first {zoom}"), (scores, scores[:zoom, :zoom]), "key token",
-              "query token", "score")
+    scores, flat = queries @ keys.T, c.d_head == 2
+    maps = [scores, scores[:16, :16]] if c.d_vocab > 16 else [scores]
+    n = len(maps) + flat
+    figure, [panels] = plt.subplots(1, n, figsize=(4.4 * n + 1, 4.8), squeeze=False)
+    seeds = f"seed {c.seed}" + f" to {c.seed + c.seeds - 1}, the best" * (c.seeds > 1)
+    figure.suptitle(f"consecutive pairs, V = {c.d_vocab}, D = {c.d_head}, {'with' if c.dummy else 'no'} dummy, {seeds}")
+    heat_maps(panels[:len(maps)], ("all tokens", "the first 16"), maps, "key token", "query token", "score")
     if flat:
-        for name, vectors in (("query", queries), ("key", keys)):
-            panels[2].plot(*vectors.T.numpy(), linestyle="none", label=name)
+        for name, vectors, beside in (("query", queries, (3, 3)), ("key", keys, (-9, -9))):
+            panels[-1].plot(*vectors.T.numpy(), linestyle="none", label=name)
             for token, point in enumerate(vectors.tolist()):
-                panels[2].annotate(token, point, (3, 3), textcoords="offset points", fontsize=8)
-        panels[2].set(title="vectors", xlabel="first component", ylabel="second component")
-        panels[2].legend()
+                panels[-1].annotate(token, point, beside, textcoords="offset points", fontsize=8)
+        panels[-1].set(title="vectors", xlabel="first component", ylabel="second component")
+        panels[-1].legend()
     return figure
+
+
+def encoder_name(record):
+    """What sets a run of an encoder-only model apart in a legend."""
+    c = record["config"]
+    more = [f"{c[name]} {word}" for name, word in (("prime", "primed"), ("finetune", "fine-tuned")) if c[name]]
+    return ", ".join([f"{c['model']} {c['method']}", *more, f"seed {c['seed']}"])
 
 
 def encoder_picture(plt, records):
@@ -2535,12 +2543,11 @@ def encoder_picture(plt, records):
     learning curve of each answer digit and how many digits wrong answers have wrong."""
     figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
     first, most = records[0], records[0]["config"]["train_digits"]
-    name = "{model} {method}, {prime} primed, {finetune} fine-tuned, seed {seed}".format_map
     figure.suptitle(f"{first['task']}, encoder-only, trained on numbers of up to {most} digits")
     lengths.axvspan(1, most, color="0.9", label="training range")
     for number, record in enumerate(records):
         counts = {length: (a["correct"], a["n"]) for length, a in record["accuracy"].items()}
-        draw_shares(lengths, counts, band=True, label=name(record["config"]))
+        draw_shares(lengths, counts, band=True, label=encoder_name(record))
         for by, counts in record.get("carries", {}).items():
             draw_shares(carries, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
     lengths.set(xlabel="digits")
@@ -2548,11 +2555,11 @@ def encoder_picture(plt, records):
     carries.set_visible("carries" in first)
     steps, digits = zip(*first["curve"])
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
-    curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=name(first["config"]))
+    curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=encoder_name(first))
     curve.legend(title="digit from\nthe left", loc="center left", bbox_to_anchor=(1, 0.5))
     wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
     wrong.locator_params(axis="x", integer=True)
-    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=name(first["config"]))
+    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
