@@ -123,6 +123,10 @@ sums="--lengths 5,6,7,8,10 --width 12"
 wide="--model encoder --n-layer 2 --d-model 256 --n-head 8 --init 0.02 --dropout 0 --precision bf16 --steps 5000 --every 500"
 encoder --task addition $sums $wide --method rpe-k
 encoder --task addition $sums $wide --method rpe-k --seed 1
+long="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --every 250"        # two hours each on one core
+encoder $long --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
+encoder $long --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
+encoder $long --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 500
 for method in rpe-k ape; do
