@@ -2653,17 +2653,17 @@ def literal_abc_bias(attention, M, N, directions, kappa):
     return out
 
 
-def interleaved(calls, rounds, device=torch.device("cpu")):
-    """Functions called in turn, `rounds` times after two to warm up -> median seconds of each."""
+def interleaved(calls, rounds, device=torch.device("cpu"), warm=2):
+    """Functions called in turn, `rounds` times after `warm` to warm up -> median seconds of each."""
     taken = [[] for _ in calls]
-    for _ in range(rounds + 2):
+    for _ in range(warm + rounds):
         for call, times in zip(calls, taken):
             start = time.perf_counter()
             call()
             if device.type != "cpu":
                 torch.accelerator.synchronize()
             times.append(time.perf_counter() - start)
-    return [statistics.median(times[2:]) for times in taken]
+    return [statistics.median(times[warm:]) for times in taken]
 
 
 def step_times(config, device, rounds):
@@ -2703,12 +2703,12 @@ def synthetic_run(length, n, device):
 def decoding_times(device, lengths):
     """Seconds to write an answer of each length by `generate_sparse` and by `generate`, None where its bias needs more
     than 1 GiB. Long dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
-    sparse, dense = {}, {}
+    sparse, dense = [], {}
     for length in lengths:
         model, calibration, source, target = synthetic_run(length, 1, device)
         config, name, limit = model.config, str(length), length + 2
         keys = make_keys(config, length + 1, calibration)
-        sparse[name], = interleaved([lambda: generate_sparse(model, source, limit, keys)], 1, device)
+        sparse.append(functools.partial(generate_sparse, model, source, limit, keys))
         dense[name] = None
         if 4 * config.n_head * config.n_layer * limit * source.shape[1] < 2 ** 30:
             bias, calls = to_device(make_bias(config, length + 1, calibration), device), []
@@ -2717,7 +2717,7 @@ def decoding_times(device, lengths):
                 calls.append(functools.partial(model, source, target[:, :T], part))
             with torch.no_grad():
                 dense[name] = limit * statistics.mean(interleaved(calls, 3, device))
-    return sparse, dense
+    return dict(zip(dense, interleaved(sparse, 3, device, warm=0))), dense
 
 
 def comparisons(s):
