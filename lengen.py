@@ -7,11 +7,11 @@ it, beside the position schemes that fail.
 
     python lengen.py --task successor --method abc          # half a minute on two CPU cores
     python lengen.py --task addition --method abc           # two minutes
-    python lengen.py --task successor --method vanilla      # half a minute: right at 6 digits, wrong at 10
+    python lengen.py --task successor --method vanilla      # a quarter of a minute: right at 6 digits, wrong at 10
     python lengen.py --from runs/NAME --ask "123+748"       # a second
 
-Read it from top to bottom; each section needs only those above it. Sections 1 to 5 and 8 are the method, a third of the
-file; the others can be left out at a first reading.
+Read it from top to bottom; each section needs only those above it. Sections 1 to 5 and 8 are the method, two fifths of
+the file; the others can be left out at a first reading.
 
     1. Tasks               digits in, tokens out
     2. Positions, biases   sinusoidal, RoPE, relative tables, ALiBi, windows

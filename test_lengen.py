@@ -531,6 +531,24 @@ def test_pieces_can_be_lifted_out_with_nothing_but_torch(pieces, call):
     torch.testing.assert_close(eval(call, lifted), expected)
 
 
+def test_the_readme_calibrates_as_a_run_does():
+    """Its example code, on random attention with lines in it, against the biases of a default run of addition."""
+    config = L.Config(task="addition", method="abc", n_layer=1)
+    self_attention, cross_attention = torch.rand(4, 8, 8), torch.rand(4, 8, 17)
+    for i in range(8):
+        self_attention[:3, i, i] += 4
+        cross_attention[:3, i, [max(0, 7 - i), max(8, 15 - i)]] += 6
+        cross_attention[2:, i, [3, 8]] += 9                                               # verticals in a number and at +
+    code, = re.findall("```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    found = {**vars(L), "self_attention": self_attention, "cross_attention": cross_attention}
+    exec(code, found)
+    calibration = L.calibrate(config, self_attention[None], cross_attention[None])
+    expected = L.make_bias(config, 61, calibration).decoder[0]
+    opened = {direction: sum(int(v.isfinite().sum()) for v in values) for direction, values in calibration[0][1].values.items()}
+    assert opened[0] and opened[-1]                                                       # or equality would say little
+    torch.testing.assert_close((found["self_bias"], found["cross_bias"]), expected)
+
+
 def test_column_blocks_match_the_source():
     for task, blocks, markers in [("addition", "$000|+000|&", "x...x...x"), ("nx1", "$000|*0&", "x...xxx"),
                                   ("parity", "$000|&", "x...x")]:
