@@ -127,6 +127,16 @@ long="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --every
 encoder $long --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
 encoder $long --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
 encoder $long --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
+deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"
+encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
+encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
+three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
+for change in "--width 6" "--width 6 --precision float32" "--width 6 --precision float32 --init 0.02" "--width 6 --norm post --init 0.02" "--width 12" "--width 6 --clip 8" "--width 12 --clip 14"; do
+    encoder $three $change --dropout 0
+done
+for change in "--width 6" "--width 6 --clip 8" "--width 12 --clip 14"; do
+    encoder $three $change
+done
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 500
 for method in rpe-k ape; do
