@@ -2557,8 +2557,7 @@ def encoder_picture(plt, records):
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
     curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=encoder_name(first))
     curve.legend(title="digit from\nthe left", loc="center left", bbox_to_anchor=(1, 0.5))
-    wrong.bar([int(n) for n in first["wrong_digits"]], list(first["wrong_digits"].values()))
-    wrong.locator_params(axis="x", integer=True)
+    wrong.bar(list(first["wrong_digits"]), list(first["wrong_digits"].values()))
     wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
     figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure

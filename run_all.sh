@@ -140,8 +140,8 @@ done
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 500
 for method in rpe-k ape; do
-    for even in "" --even; do
-        encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 500 $even
+    for more in "--every 100" "--every 500 --even"; do
+        encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 $more
     done
 done
 encoder --task elementwise-addition $sums --lr 2e-3 --method ape --steps 6000 --every 1000
