@@ -2700,8 +2700,8 @@ def synthetic_run(length, n, device):
 
 
 def decoding_times(device, lengths):
-    """Seconds to write an answer of each length by `generate_sparse` and by `generate`, None where its bias needs more
-    than 1 GiB. Long dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
+    """Median seconds of three to write an answer of each length by `generate_sparse` and by `generate`, None where its
+    bias needs more than 1 GiB. Dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
     sparse, dense = [], {}
     for length in lengths:
         model, calibration, source, target = synthetic_run(length, 1, device)

@@ -123,11 +123,11 @@ sums="--lengths 5,6,7,8,10 --width 12"
 wide="--model encoder --n-layer 2 --d-model 256 --n-head 8 --init 0.02 --dropout 0 --precision bf16 --steps 5000 --every 500"
 encoder --task addition $sums $wide --method rpe-k
 encoder --task addition $sums $wide --method rpe-k --seed 1
-long="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --every 250"        # half an hour to two hours each on one core
-encoder $long --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
-encoder $long --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
-encoder $long --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
-deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"
+patient="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --every 250"        # half an hour to two hours each on one core
+encoder $patient --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
+encoder $patient --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
+encoder $patient --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
+deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next two: 90 minutes each
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
