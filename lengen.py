@@ -63,6 +63,7 @@ import signal
 import statistics
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
@@ -1576,7 +1577,7 @@ def run(config, device, report=silent, keeper=Keeper()):
 #
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
 # holds its value - 1 or + 1. One layer, one head, no positions, no feed-forward, no residual:
-# everything the model knows is in one score matrix.
+# which token attends to which is in one score matrix.
 
 def kept_steps(keeper, name, parts, generator, steps, now):
     """Yield the number of each step that a training has left. The counters `now`, among them "step" and "seconds", are
@@ -1844,7 +1845,7 @@ class EncoderConfig:
     task: str = option("addition", "what to learn", choices=OPERATIONS)
     model: str = option("universal", "encoder, or universal, whose layer is shared; seq2seq for tasks it has",
                        choices=("encoder", "universal"))
-    method: str = option("rpe-k", "how positions are treated", choices=("ape", "rpe-k", "rpe-kq"))
+    method: str = option("rpe-k", "how positions are treated", choices=("vanilla", "ape", "rpe-k", "rpe-kq"))
     preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
     seed: int = option(0, "seed of every random stream", 0, 2 ** 32)
     size: str = option("small", "encoders: layers, width and heads", choices=SIZES)
@@ -1916,7 +1917,8 @@ class Encoder(nn.Module):
 
     Source: Jelassi et al., Sec. 2.2; its layers are BERT's and ALBERT's. GELU is here always, norm after each sublayer
     and the initial standard deviation 0.02 in the preset "paper". Differs: ALBERT approximates GELU and widens
-    embeddings of 128; without a norm after them embeddings start from 0.3, as in `Transformer`.
+    embeddings of 128; without a norm after them embeddings start from 0.3, as in `Transformer`. Absolute positions are
+    sinusoids, "vanilla", which the paper cites, or a learned table, "ape", which its layers have elsewhere.
     """
 
     def __init__(self, config):
@@ -1941,6 +1943,8 @@ class Encoder(nn.Module):
         x = self.embedding(tokens)
         if self.table is not None:
             x = x + self.table.weight[:tokens.shape[1]]
+        if self.config.method == "vanilla":
+            x = x + sinusoidal(torch.arange(tokens.shape[1], device=x.device), x.shape[2])
         pre = self.config.norm == "pre"
         x = self.dropout(x if pre else self.norm(x))
         for n in range(self.config.n_layer):
@@ -2125,6 +2129,7 @@ def records_in(path):
         for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
             record = json.loads(line)
             found.append((record, (record["task"], record.get("method"), changed_options(record))))
+            record["seed"], record["accuracy"], record["seconds"]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -2144,6 +2149,11 @@ def read_records(*paths):
 def is_encoder(record):
     """Only encoder-only models have a training set of fixed size."""
     return "n_train" in record["config"]
+
+
+def is_given_teacher(record):
+    """Was it told by --teacher which model to calibrate on, instead of training one?"""
+    return record.get("method") == "abc" and record.get("teachers") == 0
 
 
 def changed_options(record):
@@ -2172,8 +2182,7 @@ def changed_options(record):
             text = ",".join(map(str, value)) if isinstance(value, list) else value
             switch = flag(name if value else f"no_{name}")
             changed.append(switch if isinstance(value, bool) else f"{flag(name)} {text}")
-    given = record.get("method") == "abc" and record.get("teachers") == 0
-    return " ".join(changed or ["--teacher DIR"] * given)
+    return " ".join(changed or ["--teacher DIR"] * is_given_teacher(record))
 
 
 def percent(correct, n):
@@ -2381,18 +2390,21 @@ def draw_shares(axes, counts, band=False, **style):
 
 
 def accuracy_picture(plt, groups, task):
-    """Exact match against length, one curve a method and setting; questions of all seeds are counted together."""
+    """Exact match against length, one curve a method and setting of the task's encoder-decoders in `groups`, as
+    `read_records` returns them; questions of all seeds are counted together."""
+    groups = {key: records for key, records in groups.items() if key[0] == task and not is_encoder(records[0])}
     every = sum(groups.values(), [])
-    base, seeds = every[0]["config"]["base"], sorted({r["seed"] for r in every})
+    seeds, bases = (sorted({r["config"][name] for r in every}) for name in ("seed", "base"))
     figure, axes = plt.subplots(figsize=(9, 5))
-    axes.axvspan(1, count_digits(LIMIT, base), color="0.9", label="training range")
+    for base in bases:
+        axes.axvspan(1, count_digits(LIMIT, base), color="k", alpha=0.1, label=f"training range, base {base}")
     for (_, method, change), records in groups.items():
         counts = {n: [sum(column) for column in zip(*tally(records, n))] for n in tested(records)}
         draw_shares(axes, counts, band=True, label=f"{method} {change}")
     axes.set_xscale("log", subs=(2, 5))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("{x:g}")
-    axes.set(xlabel=f"digits of each number, base {base}", xlim=(0.8 * tested(every)[0], None),
+    axes.set(xlabel="digits of each number", xlim=(0.8 * tested(every)[0], None),
              title=f"{task}, seeds {', '.join(map(str, seeds))}, trained on numbers up to 2^20")
     figure.legend(loc="outside center right")
     return figure
@@ -2454,9 +2466,10 @@ def bias_pictures(plt, config, calibration, teacher):
         figure.suptitle(f"{run_title(config)}: layer {layer}")
         for kind, above, below, averages, bias in zip(("self", "cross"), grid[::2], grid[1::2], attention, biases):
             heads = [f"head {n}" + ": no line" * ((read, kind, n) in empty) for n in range(1, config.n_head + 1)]
-            heat_maps(above, heads, averages[read - 1], "input position", f"averaged {kind}-attention\noutput position",
+            read_from = {"self": "output position", "cross": "input position"}[kind]
+            heat_maps(above, heads, averages[read - 1], read_from, f"averaged {kind}-attention\noutput position",
                       unit, ends)
-            heat_maps(below, heads, bias, "input position", f"{kind} bias\noutput position", "bias (grey: closed)",
+            heat_maps(below, heads, bias, read_from, f"{kind} bias\noutput position", "bias (grey: closed)",
                       (-0.5, 0))
         yield figure
 
@@ -2542,6 +2555,7 @@ def encoder_picture(plt, records):
     """Runs of a task by encoder-only models: accuracy by length, and by carries at the longest; of the first run the
     learning curve of each answer digit and how many digits wrong answers have wrong."""
     figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
+    longest = ", ".join(map(str, sorted({tested([r])[-1] for r in records})))
     first, most = records[0], records[0]["config"]["train_digits"]
     figure.suptitle(f"{first['task']}, encoder-only, trained on numbers of up to {most} digits")
     lengths.axvspan(1, most, color="0.9", label="training range")
@@ -2551,7 +2565,7 @@ def encoder_picture(plt, records):
         for by, counts in record.get("carries", {}).items():
             draw_shares(carries, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
     lengths.set(xlabel="digits")
-    carries.set(xlabel="carries (solid), longest run of carries (dotted)", title=f"{[*first['accuracy']][-1]} digits")
+    carries.set(xlabel="carries (solid), longest run of carries (dotted)", title=f"{longest} digits")
     carries.set_visible("carries" in first)
     steps, digits = zip(*first["curve"])
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
@@ -2575,19 +2589,15 @@ def character_map(config, calibration):
     return "\n".join(out)
 
 
-# Of ABC v2, App. C.3, where that has one.
-QUESTIONS = {"addition": "078114514+0241919810", "nx1": "03611451449241919819*7"}
-
-
 def draw_pictures(folder, loaded, groups, question=None):
-    """Every picture of a finished run, as `load` returns it -> PNG files in its folder; groups as `read_records`
-    returns them, for an encoder the records to draw beside its own."""
+    """Every picture of a finished run, as `load` returns it -> PNG files in its folder; groups, as `read_records`
+    returns them, hold the runs to draw beside it."""
     plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
     record = records_in(folder)[0][0]
     if isinstance(model, Encoder):
-        others = [other for other in groups if other != record and other["task"] == record["task"]]
+        others = [r for r in sum(groups.values(), []) if is_encoder(r) and r["task"] == record["task"] and r != record]
         return save_picture(encoder_picture(plt, [record, *others]), folder / "encoder.png")
     save = lambda name, figure: save_picture(figure, folder / f"{name}.png")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -2602,9 +2612,9 @@ def draw_pictures(folder, loaded, groups, question=None):
     if config.align:
         save("window", window_picture(plt, config))
     if not question:
-        longest = max(config.lengths + config.hard)
-        number = lambda digits: "".join(str(int(c) % config.base) for c in digits[0][-longest:])
-        question = re.sub(r"\d+", number, QUESTIONS.get(config.task, "03611451449241919819"))
+        length = min(20, max(config.lengths + config.hard))                             # fits a learned table
+        operands = draw_test(config.task, length, 1, config.base, seeded(config.seed))
+        question = TASKS[config.task].operator.join(decode(a[0].flip(0)) for a in operands)
     save("attention", attention_picture(plt, models, question))
 
 
@@ -2628,7 +2638,8 @@ class TorchTransformer(Transformer):
 
 
 def literal_abc_bias(attention, M, N, directions, kappa):
-    """`abc_bias` element by element: ABC v2, Eq. 1 in loops. The (1, -1) direction aligns the top-right corners."""
+    """`abc_bias` as the papers' Algorithm 1 writes it, corrected to Eq. 1: every element adds up its line anew. The
+    (1, -1) direction aligns the top-right corners."""
     H, m, n = attention.shape
     A, out = attention.tolist(), torch.full((H, M, N), -INF)
     for h in range(H):
@@ -2742,7 +2753,7 @@ def benchmark(device):
     s["paper_step"], s["paper_torch_step"], s["paper_floor"] = step_times(paper, device, 25)
     attention = torch.rand(8, 62, 125)
     s["abc_bias"], = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], 100)
-    s["loop"], = interleaved([lambda: literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)], 1)
+    s["loop"], = interleaved([lambda: literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)], 1, warm=0)
     model, calibration, source, target = synthetic_run(60, 64, device)
     bias = to_device(make_bias(model.config, 61, calibration), device)
     s["evaluate"], s["greedy"] = interleaved([lambda: exact_match(model, source, target, bias),
@@ -3028,11 +3039,8 @@ def read_config(options):
 def new_folder(config, out):
     """The run's folder, made if it is not there; a fresh one under runs/ unless named. Raises: ValueError."""
     kind = (config.d_vocab, config.d_head) if isinstance(config, PairsConfig) else (config.method, config.preset)
-    name = "-".join(map(str, (config.task, *kind, f"seed{config.seed}", time.strftime("%Y%m%d-%H%M%S"))))
-    folder, n = Path("runs", name) if out is None else Path(out), 1
-    while out is None and folder.exists():
-        n += 1
-        folder = Path("runs", f"{name}-{n}")
+    name = (config.task, *kind, f"seed{config.seed}", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
+    folder = Path("runs", "-".join(map(str, name))) if out is None else Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -3049,14 +3057,15 @@ def clear(folder, overwrite):
         (folder / name).unlink(missing_ok=True)
 
 
-def is_recorded(config, path):
+def is_recorded(config, path, given_teacher=False):
     """Does the file of records, made here if it is not there, hold this run with this source? Raises: ValueError."""
     try:
         open(path, "a").close()
     except OSError as error:
         raise ValueError(f"--record: {path!r} cannot be written: {error.strerror}") from None
     wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
-    return any(wanted.items() <= record.items() for record, _ in records_in(path))
+    return any(wanted.items() <= record.items() and is_given_teacher(record) == given_teacher
+               for record, _ in records_in(path))
 
 
 def limit_memory():
@@ -3133,9 +3142,17 @@ def carry_out(config, device, folder, state, options):
                                        calibration=[[lines._asdict() for lines in pair] for pair in calibration or []]))
     publish(record, options, f"{kind.summary(record)}\n\nrun kept in {folder}")
     if "plot" in options:
-        groups = read_records(folder) if isinstance(config, Config) else {}
-        draw_pictures(folder, load(folder), groups, options.get("attend"))
+        draw_pictures(folder, load(folder), read_records(folder), options.get("attend"))
     return 0
+
+
+def check_question(config, question):
+    """Raises: ValueError when a run of this config has no attention to the question to be drawn."""
+    if not isinstance(config, Config):
+        raise ValueError("--attend: only encoder-decoders have this picture")
+    _, source, _ = pose(config, question)
+    if config.method == "ape" and len(source) > config.table:
+        raise ValueError(f"--attend: a question of {len(source)} tokens does not fit the --table of {config.table}")
 
 
 def train_command(options):
@@ -3148,9 +3165,9 @@ def train_command(options):
         raise ValueError("--attend: goes with --plot or --plot-from")
     if "plot" in options:                               # what would fail after the run is told before it
         pyplot()
-        if "attend" in options and isinstance(config, Config):
-            pose(config, options["attend"])
-    if "record" in options and is_recorded(config, options["record"]) and not resumed:
+        if "attend" in options:
+            check_question(config, options["attend"])
+    if "record" in options and is_recorded(config, options["record"], "teacher" in options) and not resumed:
         print(f"{options['record']} holds this run", file=sys.stderr)
         return 0
     if "teacher" in options:
@@ -3206,12 +3223,6 @@ def report_command(options):
     print(report(options["report"]), end="")
 
 
-def decoders(groups, task, changed=True):
-    """Those of `read_records` that are encoder-decoders of a task, changed settings among them or not."""
-    return {key: records for key, records in groups.items()
-            if key[0] == task and not is_encoder(records[0]) and (changed or not key[2])}
-
-
 def plot_command(options):
     """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one. The
     biases also as text, which needs no matplotlib."""
@@ -3219,25 +3230,21 @@ def plot_command(options):
     paths, question = options["plot_from"], options.get("attend")
     folders = {path: load(path, "--plot-from") for path in paths if not Path(path).is_file()}
     groups = read_records(*paths)
-    encoders = [records_in(path)[0][0] for path, (model, *_) in folders.items() if isinstance(model, Encoder)]
     for _, config, *_ in folders.values():
-        if question is not None and isinstance(config, Config):
-            pose(config, question)                      # told before anything is drawn
+        if question is not None:
+            check_question(config, question)            # told before anything is drawn
     for _, config, calibration, _ in folders.values():
         if calibration:
             print(character_map(config, calibration))
     for path, loaded in folders.items():
-        beside = encoders if isinstance(loaded[0], Encoder) else decoders(groups, loaded[1].task)
-        draw_pictures(path, loaded, beside, question)
+        draw_pictures(path, loaded, groups, question)
     for path in paths:
         if path not in folders:
-            found = read_records(path)
-            tasks = {task: decoders(found, task, changed=False) for task in TASKS}
-            if not any(tasks.values()):
+            plain = {key: records for key, records in read_records(path).items() if key[0] in TASKS and not key[2]}
+            if not plain:
                 raise ValueError(f"--plot-from: {path!r} holds no encoder-decoder with default settings to draw")
-            for task, plain in tasks.items():
-                if plain:
-                    save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
+            for task in dict.fromkeys(task for task, *_ in plain):
+                save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
 
 
 def benchmark_command(options):

@@ -1086,7 +1086,9 @@ def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
     capsys.readouterr()
     assert L.main(["--report", path]) == 0 and "| `vanilla` |" in capsys.readouterr().out
     (tmp_path / "odd.jsonl").write_text(open(path).read() + "\n")
-    for record, said in ((tmp_path / "no" / "such.jsonl", "cannot be written"), (tmp_path / "odd.jsonl", "line 3")):
+    (tmp_path / "half.jsonl").write_text('{"task": "consecutive", "config": {"task": "consecutive"}}\n')
+    for record, said in ((tmp_path / "no" / "such.jsonl", "cannot be written"), (tmp_path / "odd.jsonl", "line 3"),
+                         (tmp_path / "half.jsonl", "line 1")):
         assert L.main([*QUICK, "--method", "vanilla", "--record", str(record), "--out", str(tmp_path / "d")]) == 2
         assert said in capsys.readouterr().err and not (tmp_path / "d").exists()
 
@@ -1113,6 +1115,10 @@ def test_a_teacher_is_calibrated_on_again(tmp_path, capsys):
     for other, said in ((["--seed", "1"], "--seed 0, not 1"), (["--method", "rope"], "only --method abc")):
         assert run("c", "--teacher", str(tmp_path / "a"), *other) == 2
         assert said in capsys.readouterr().err
+    (tmp_path / "own.jsonl").write_text(json.dumps(first) + "\n")                          # a run with a teacher is another run
+    assert run("d", "--teacher", str(tmp_path / "a"), "--record", str(tmp_path / "own.jsonl")) == 0
+    assert run("e", "--record", str(tmp_path / "own.jsonl")) == run("f", "--teacher", str(tmp_path / "a"), "--record", str(tmp_path / "own.jsonl")) == 0
+    assert (tmp_path / "own.jsonl").read_text().count("\n") == 2 and not (tmp_path / "e").exists() and not (tmp_path / "f").exists()
 
 
 def test_help_is_not_an_error(capsys):
@@ -1200,6 +1206,7 @@ def test_every_picture_is_drawn(tmp_path, capsys):
         assert path.read_bytes().startswith(b"\x89PNG") and 5_000 < path.stat().st_size < 200_000
     capsys.readouterr()
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in runs), "--attend", "12+3"]) == 2
+    assert L.main(["--plot-from", *(str(tmp_path / name) for name in "ac"), "--attend", "12"]) == 2
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in "acde")]) == 0
     assert "layer 1 cross, heads" in capsys.readouterr().out
     perfect = json.loads((tmp_path / "d" / "result.json").read_text()) | {"wrong_digits": {}}
@@ -1215,7 +1222,11 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert L.main([*small, "--method", "ape", "--table", "12", "--hard", "9", "--plot", "--out", str(tmp_path / "f")]) == 0
     assert len(list((tmp_path / "f").glob("*.png"))) == 4
     capsys.readouterr()
-    assert L.main([*small, "--plot", "--attend", "12x", "--out", str(tmp_path / "g")]) == 2 and not (tmp_path / "g").exists()
+    for more in (["--attend", "12x"], ["--method", "ape", "--table", "12", "--hard", "9", "--attend", "1" * 20],
+                 ["--task", "addition", "--model", "encoder", "--attend", "1+2"]):
+        given = common["d"] if "encoder" in more else small
+        assert L.main([*given, *more, "--plot", "--out", str(tmp_path / "g")]) == 2 and not (tmp_path / "g").exists()
+        assert capsys.readouterr().err.count("\n") == 1
     (tmp_path / "records.jsonl").write_text(" ".join((tmp_path / "b" / "result.json").read_text().split()))
     assert L.main(["--plot-from", str(tmp_path / "records.jsonl")]) == 2                  # only changed settings in it
 
@@ -1289,7 +1300,19 @@ def test_encoder_equals_torchs(model, norm):
     torch.testing.assert_close(ours(tokens, 7), ours.head(expected)[:, :7])
 
 
-@pytest.mark.parametrize("method", ["ape", "rpe-k", "rpe-kq"])
+def test_encoder_sinusoids_are_added_to_the_embeddings():
+    """A token's vector, before any layer, is its embedding plus sin(t / 10000^(2p/C)) and the cosine, by channel pairs."""
+    model, seen = L.Encoder(small_encoder(method="vanilla")).eval(), []
+    model.layers[0].register_forward_pre_hook(lambda layer, given: seen.append(given[0]))
+    tokens = torch.randint(15, (4, 13))
+    model(tokens, 7)
+    wave = lambda t, c: (math.cos if c % 2 else math.sin)(t / 10000 ** (c // 2 * 2 / 16))
+    waves = torch.tensor([[wave(t, c) for c in range(16)] for t in range(13)])
+    x = model.embedding(tokens) + waves
+    torch.testing.assert_close(seen[0], x if model.config.norm == "pre" else model.norm(x))
+
+
+@pytest.mark.parametrize("method", ["vanilla", "ape", "rpe-k", "rpe-kq"])
 def test_encoder_positions_tell_operands_apart(method):
     model = L.Encoder(small_encoder(method=method)).eval()
     for layer in model.layers:                                  # from 0.02, attention would be too even to see anything
@@ -1423,7 +1446,7 @@ def test_the_model_follows_from_the_task():
 
 @pytest.mark.parametrize("arguments, named", [
     ("--model encoder --task successor", "--task"), ("--model universal --method abc", "--method"),
-    ("--model encoder --task addition --method vanilla", "--method"), ("--model rnn", "--model"),
+    ("--model encoder --task addition --method rope", "--method"), ("--model rnn", "--model"),
     ("--model seq2seq --task multiplication", "--task"), ("--task consecutive --model universal", "--model"),
     ("--task addition --prime 5", "--prime"), ("--task multiplication --kappa-cross 1", "--kappa-cross"),
     ("--task multiplication --modulus 1", "--modulus"), ("--model universal --width 4", "--width"),
