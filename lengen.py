@@ -52,6 +52,7 @@ References
 import argparse
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import io
@@ -86,8 +87,8 @@ INF = float("inf")
 # 1. Tasks: digits in, tokens out
 # ======================================================================================
 #
-# A digit's token is its value. Numbers are digit tensors (B, W), least significant digit
-# first, never integers, so any length works.
+# A digit's token is its value. Questions are digit tensors (B, W), least significant digit
+# first, so any length works; integers are drawn for training and at short lengths alone.
 
 VOCAB = "0123456789+*$&@"
 START, END = "$", "&"              # "@" pads; nothing here needs it, since a batch has one width
@@ -198,10 +199,12 @@ def example(task, *operands, width=None, base=10, align=False):
     """One worked example as strings: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
 
     width: digits each operand is padded to; by default just enough for every answer of these lengths.
-    Raises: ValueError for an unknown task, a wrong number of operands, a bad digit, or a width too small.
+    Raises: ValueError for an unknown task, a wrong number of operands, a bad base or digit, or a width too small.
     """
     if task not in TASKS:
         raise ValueError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
+    if not 2 <= base <= 10:
+        raise ValueError(f"base {base} is not between 2 and 10")
     spec = TASKS[task]
     base = spec.base or base
     if len(operands) != len(spec.operands):
@@ -454,7 +457,8 @@ class MultiHeadAttention(nn.Module):
 
         positions: (query positions (T,), key positions (S,)) turns on RoPE.
         pre_softmax: return q k^T / sqrt(D), before bias and softmax, in place of the weights.
-        A row whose keys are all closed attends to nothing: weights and output contribution are 0, never NaN.
+        A row whose keys are all closed attends to nothing: weights and output contribution are 0, never NaN. A bias may
+        be of another dtype; weights and output have that of the module.
         """
         heads = lambda y: y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
         q, k, v = heads(self.q(x)), heads(self.k(memory)), heads(self.v(memory))        # (B, H, T or S, D)
@@ -469,7 +473,7 @@ class MultiHeadAttention(nn.Module):
             weights = scores.softmax(-1)
         else:
             closed = bias.isneginf().all(-1, keepdim=True)
-            weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
+            weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0).to(v)
         y = self.dropout(weights) @ v                                                   # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), scores if pre_softmax else weights
 
@@ -517,13 +521,15 @@ def flag(name):
 
 def check_option(field, value):
     """Raises: ValueError when a configuration value is of the wrong kind or out of range."""
-    meta, many = field.metadata, isinstance(field.default, tuple)
+    meta, many, kind = field.metadata, isinstance(field.default, tuple), type(field.default)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ValueError(f"{flag(field.name)}: {value!r} is not of type {kind.__name__}")
     if meta["choices"] and value not in meta["choices"]:
         raise ValueError(f"{flag(field.name)}: {value!r} is unknown; choose from {', '.join(meta['choices'])}")
     if many and not value:
         raise ValueError(f"{flag(field.name)}: needs at least one number")
     for number in (value if many else [value]) if meta["low"] is not None else []:
-        if not meta["low"] <= number <= meta["high"]:                                   # nan fails this, too
+        if many and type(number) is not int or not meta["low"] <= number <= meta["high"]:   # nan fails this, too
             raise ValueError(f"{flag(field.name)}: {number} is not between {meta['low']} and {meta['high']}")
 
 
@@ -741,8 +747,9 @@ def generate(model, source, limit, bias=None):
     Raises: ValueError when bias or position table is too short for the tokens; nothing is ever cropped.
     """
     model.eval()
-    if bias is not None and bias.decoder[0][0].shape[-1] < limit:
-        raise ValueError(f"the bias has {bias.decoder[0][0].shape[-1]} rows, {limit} tokens were asked for")
+    for part in [part for pair in bias.decoder for part in pair if part is not None] if bias else []:
+        if part.shape[1] < limit:
+            raise ValueError(f"the bias has {part.shape[1]} rows, {limit} tokens were asked for")
     target = torch.full((len(source), 1), TOKEN[START], device=source.device)
     for T in range(1, limit + 1):
         rows = bias and Bias(bias.encoder, [(a[:, :T, :T], b if b is None else b[:, :T]) for a, b in bias.decoder])
@@ -891,9 +898,14 @@ def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kap
     Algorithm 1. blocks: list of (columns now, columns then), one (n, N) by default; the rest as in `find_lines` and
     `extend_lines`.
 
-    Raises: ValueError on an unknown direction or blocks that do not add up.
+    Raises: ValueError on attention that is nan or inf, an unknown rule or direction, or blocks that do not add up.
     """
     n = attention.shape[2]
+    if not attention.isfinite().all():
+        raise ValueError("attention is nan or inf; average weights, or scores before they are masked")
+    for rule, known in ((line, ("mean", "sum")), (kappa_unit, ("sigma", "reach")), (empty, ("all", "first"))):
+        if rule not in known:
+            raise ValueError(f"{rule!r} is unknown; choose from {', '.join(known)}")
     blocks = blocks or [(n, N)]
     if not set(directions) <= {1, 0, -1} or not directions:
         raise ValueError(f"directions are 1, 0 and -1. Got {directions}.")
@@ -1049,8 +1061,12 @@ def sparse_logits(model, source, target, keys):
 @torch.no_grad()
 def generate_sparse(model, source, limit, keys):
     """`generate` over the open keys: the time of a digit does not depend on the length of the number. What is kept a
-    digit, C numbers a layer, are the inputs of self-attention, from which its few keys and values are made again."""
+    digit, C numbers a layer, are the inputs of self-attention, from which its few keys and values are made again.
+    Raises: ValueError when the keys have fewer rows than the limit."""
     model.eval()
+    rows = len(keys[0][0].columns)
+    if not 0 < limit <= rows:
+        raise ValueError(f"the keys have {rows} rows, {limit} tokens were asked for")
     memory = model.embed(source, 0)
     past = [memory.new_zeros(len(source), limit, memory.shape[2]) for _ in model.decoder]
     target = torch.full((len(source), limit + 1), TOKEN[START], device=source.device)
@@ -1178,7 +1194,7 @@ class Keeper:
 @contextlib.contextmanager
 def locked(folder):
     """One run a folder: the system gives the lock of a dead process free. Raises: ValueError if another has it."""
-    with open(folder / "lock", "a+", encoding="utf-8") as file:
+    with open(folder / "lengen.lock", "a+", encoding="utf-8") as file:
         try:
             if fcntl:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -1187,8 +1203,8 @@ def locked(folder):
             raise ValueError(f"--out: process {file.read() or '?'} is at work in {str(folder)!r}") from None
         file.truncate(0)
         print(os.getpid(), end="", file=file, flush=True)
-        for left in folder.glob("*.part"):
-            left.unlink()
+        for name in ("checkpoint.pt.part", "result.json.part"):                         # of a process that was killed
+            (folder / name).unlink(missing_ok=True)
         yield
 
 
@@ -1205,7 +1221,8 @@ def silent(**fields):
 
 
 def make_bias(config, width, calibration=None):
-    """Bias of the config's method for operands of `width` digits; calibration as `calibrate` returns it for "abc"."""
+    """Bias of the config's method for operands of `width` digits; calibration as `calibrate` returns it for "abc".
+    Raises: ValueError when "abc" has none."""
     task, kind, H = config.task, METHODS[config.method].bias, config.n_head
     T = target_length(task, width)
     blocks, _ = column_blocks(task, width, config.blocks)
@@ -1217,6 +1234,8 @@ def make_bias(config, width, calibration=None):
     elif kind == "window":
         self_bias, cross = window_bias(config.window, T, T), window_bias(config.window, T, S, True, 1 + align)
     elif kind == "abc":
+        if not calibration:
+            raise ValueError("abc has no bias without a calibration")
         lay = lambda lines, columns: extend_lines(lines, T, columns, config.empty, -config.penalty or -INF)
         decoder = [(lay(a, [T]) + self_bias, lay(b, blocks)) for a, b in calibration]
         return Bias(None, decoder if config.layer == "own" else decoder[-1:] * config.n_layer)
@@ -1229,6 +1248,7 @@ def to_device(bias, device):
 
 
 def device_name(device):
+    device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}, {torch.get_num_threads()} threads"
@@ -1980,7 +2000,7 @@ def draw_examples(config, generator):
     a, lengths = draw_short(config, 0, config.n_train, generator), config.prime_lengths
     b, long_ones = torch.zeros_like(a), seeded(config.seed + 4)
     for turn, length in enumerate(lengths):
-        places = torch.arange(turn, config.prime, len(lengths))
+        places = torch.arange(config.prime)[turn::len(lengths)]
         a[places], b[places] = draw_long(config, length, len(places), long_ones)
     return a, b
 
@@ -2120,6 +2140,16 @@ PUBLISHED = {
 PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
 
 
+def check_record(record):
+    """Raises: an error of some kind when what every table and picture reads of a record is not there."""
+    int(record["seed"])
+    if record["task"] == PairsConfig.task:
+        return
+    float(record["seconds"]["total"])
+    for length, counts in record["accuracy"].items():
+        int(length), wilson(counts["correct"], counts["n"])
+
+
 def records_in(path):
     """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
     options). Raises: ValueError naming file and line."""
@@ -2128,11 +2158,11 @@ def records_in(path):
         text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
         for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
             record = json.loads(line)
+            check_record(record)
             found.append((record, (record["task"], record.get("method"), changed_options(record))))
-            record["seed"], record["accuracy"], record["seconds"]
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
     return found
 
@@ -2897,13 +2927,14 @@ def load_teacher(folder, config):
 
 
 def load_unfinished(folder, options):
-    """An interrupted run's folder -> (state, config). Raises: ValueError when it is finished, or options differ."""
+    """An interrupted run's folder -> (state, config), with what is tested, and --force, as the options say. Raises:
+    ValueError when it is finished, or other options differ."""
     state, config = read_run(folder, "--resume")
     if "model" in state:
         raise ValueError(f"--resume: the run in {folder!r} is finished; --eval tests it on other lengths")
-    kept = dataclasses.asdict(config)
+    kept, free = dataclasses.asdict(config), (*TESTED, "force") if isinstance(config, Config) else ()
     for name in options:
-        if name in OPTIONS and options[name] != kept.get(name):
+        if name in OPTIONS and name not in free and options[name] != kept.get(name):
             raise ValueError(f"{flag(name)}: the run in {folder!r} has {kept.get(name, 'no such option')}, "
                              f"not {options[name]}")
     trained = list(state["finished"].values())
@@ -2915,7 +2946,7 @@ def load_unfinished(folder, options):
     except Exception as error:
         raise ValueError(f"--resume: the state of the run in {folder!r} does not fit its options "
                          f"({type(error).__name__})") from None
-    return state, config
+    return state, dataclasses.replace(config, **{name: options[name] for name in free if name in options})
 
 
 class Progress:
@@ -2950,8 +2981,12 @@ class Progress:
             self.show(f"{text}, {seconds:.0f} s")
 
     def show(self, text):
-        if not self.quiet:
+        if self.quiet:
+            return
+        try:
             print(f"\r{text:<100}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+        except BrokenPipeError:                         # nobody reads on; the run goes on
+            self.quiet = True
 
     def close(self):
         self.log.close()
@@ -3039,6 +3074,8 @@ def read_config(options):
 def new_folder(config, out):
     """The run's folder, made if it is not there; a fresh one under runs/ unless named. Raises: ValueError."""
     kind = (config.d_vocab, config.d_head) if isinstance(config, PairsConfig) else (config.method, config.preset)
+    if out == "":
+        raise ValueError("--out: '' is no folder")
     name = (config.task, *kind, f"seed{config.seed}", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
     folder = Path("runs", "-".join(map(str, name))) if out is None else Path(out)
     try:
@@ -3050,22 +3087,23 @@ def new_folder(config, out):
 
 def clear(folder, overwrite):
     """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
-    if not overwrite and any((folder / name).exists() for name in ("result.json", "checkpoint.pt")):
+    if not overwrite and any((folder / name).exists() for name in ("result.json", "checkpoint.pt", "log.jsonl")):
         raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go "
                          f"on with --resume")
     for name in ("result.json", "checkpoint.pt", "log.jsonl"):
         (folder / name).unlink(missing_ok=True)
 
 
-def is_recorded(config, path, given_teacher=False):
-    """Does the file of records, made here if it is not there, hold this run with this source? Raises: ValueError."""
+def find_record(config, path, given_teacher=False):
+    """This run with this source in a file of records, made here if it is not there -> record, or None. Raises:
+    ValueError."""
     try:
         open(path, "a").close()
     except OSError as error:
         raise ValueError(f"--record: {path!r} cannot be written: {error.strerror}") from None
     wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
-    return any(wanted.items() <= record.items() and is_given_teacher(record) == given_teacher
-               for record, _ in records_in(path))
+    return next((record for record, _ in records_in(path)
+                 if wanted.items() <= record.items() and is_given_teacher(record) == given_teacher), None)
 
 
 def limit_memory():
@@ -3112,11 +3150,22 @@ def without_compile(config, device):
         return dataclasses.replace(config, compile=False)
 
 
+def append_line(path, text):
+    """In one write, so that runs beside each other share a file, and always on a line of its own. Raises: OSError when
+    the disk is full, and then leaves no half line."""
+    with open(path, "a+b", buffering=0) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        line = (b"" if file.read(1) in b"\n" else b"\n") + text.encode() + b"\n"
+        written = file.write(line)
+        if written < len(line):
+            file.truncate(file.tell() - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
 def publish(record, options, text):
-    """Append the record to --record, in one write, so that runs beside each other share a file; print it."""
+    """Append the record to --record; print it."""
     if "record" in options:
-        with open(options["record"], "ab", buffering=0) as file:
-            file.write(json.dumps(record).encode() + b"\n")
+        append_line(options["record"], json.dumps(record))
     print(json.dumps(record) if "json" in options else text)
 
 
@@ -3167,8 +3216,11 @@ def train_command(options):
         pyplot()
         if "attend" in options:
             check_question(config, options["attend"])
-    if "record" in options and is_recorded(config, options["record"], "teacher" in options) and not resumed:
+    recorded = find_record(config, options["record"], "teacher" in options) if "record" in options else None
+    if recorded and not resumed:
         print(f"{options['record']} holds this run", file=sys.stderr)
+        if "json" in options:
+            print(json.dumps(recorded))
         return 0
     if "teacher" in options:
         state = {"finished": {"interpolate 0": load_teacher(options["teacher"], config)}}
@@ -3190,7 +3242,7 @@ def eval_command(options):
     config = dataclasses.replace(config, **{name: options[name] for name in TESTED if name in options})
     device, record = prepare(options, config), records_in(options["eval"])[0][0]
     if "record" in options:
-        is_recorded(config, options["record"])          # a file that cannot be written is told before the tests
+        find_record(config, options["record"])          # a file that cannot be written is told before the tests
     start = time.perf_counter()
     record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
                   evaluated=dict(device=device_name(device), source_sha256=source_sha256(config)))
@@ -3233,11 +3285,13 @@ def plot_command(options):
     for _, config, *_ in folders.values():
         if question is not None:
             check_question(config, question)            # told before anything is drawn
-    for _, config, calibration, _ in folders.values():
-        if calibration:
-            print(character_map(config, calibration))
-    for path, loaded in folders.items():
-        draw_pictures(path, loaded, groups, question)
+    try:
+        for path, loaded in folders.items():
+            draw_pictures(path, loaded, groups, question)
+    finally:                                            # without matplotlib, too; and last, as its reader may have gone
+        for _, config, calibration, _ in folders.values():
+            if calibration:
+                print(character_map(config, calibration))
     for path in paths:
         if path not in folders:
             plain = {key: records for key, records in read_records(path).items() if key[0] in TASKS and not key[2]}
@@ -3283,9 +3337,11 @@ def choose_command(options):
 
 def main(argv=None):
     """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:                  # closed by the caller
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, mode))
+        if hasattr(getattr(sys, name), "reconfigure"):  # bytes or names that the encoding lacks end nothing
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     code, text, debug = 1, None, "--debug" in (sys.argv if argv is None else argv)
     try:
         options = vars(parser().parse_args(argv))
@@ -3311,7 +3367,7 @@ def one_line(error):
     """What went wrong, for the user."""
     text = str(error)
     if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
-        return "out of memory; lower --batch, --d-model, --d-ff or --calibration-samples"
+        return "out of memory; lower --batch, --d-model, --d-ff, --calibration-samples or the --lengths"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return text if isinstance(error, (ValueError, FloatingPointError)) else text.partition("\n")[0] + " (--debug)"

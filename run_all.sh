@@ -127,14 +127,15 @@ patient="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --ev
 encoder $patient --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
 encoder $patient --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
 encoder $patient --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
-deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next two: 90 minutes each
+deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next three: 90 minutes to two hours each
+encoder $deep --lengths 5,6,7,8,9,10 --width 10 --clip 12 --d-model 256 --n-head 8 --steps 15000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
 for change in "--width 6" "--width 6 --precision float32" "--width 6 --precision float32 --init 0.02" "--width 6 --norm post --init 0.02" "--width 12" "--width 6 --clip 8" "--width 12 --clip 14"; do
     encoder $three $change --dropout 0
 done
-for change in "--width 6" "--width 6 --clip 8" "--width 12 --clip 14"; do
+for change in "--width 6" "--width 6 --clip 6" "--width 6 --clip 8" "--width 6 --clip 8 --dropout 0.2" "--width 12 --clip 14"; do
     encoder $three $change
 done
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
@@ -145,9 +146,22 @@ for method in rpe-k ape; do
     done
 done
 encoder --task elementwise-addition $sums --lr 2e-3 --method ape --steps 6000 --every 1000
-encoder --task multiplication --second-digits 1 --lengths 5,6,7,8,9,10 --width 11 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 10 --prime 500
-for long in "--prime 500" "--finetune 500"; do
-    encoder --task multiplication --second-digits 1 --lengths 5,6,7,8 --width 9 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500 --prime-lengths 7 $long
+for seed in 1 2; do
+    for method in rpe-k ape; do
+        encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 --every 100 --seed "$seed"
+    done
+done
+encoder --task elementwise-addition $sums --lr 2e-3 --method vanilla --steps 6000 --every 1000
+encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method vanilla --steps 4000 --every 500
+digit="--task multiplication --second-digits 1 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500"
+for lengths in 10 6,7,8,9,10 6,8,10; do
+    encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths "$lengths" --prime 500
+done
+for more in "--prime 50" "--prime 100" "--prime 250" "--prime 500" "--prime 500 --method ape" "--finetune 500"; do
+    encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
+done
+for more in "--method ape" "--method rpe-kq" "--prime-lengths 6,7 --prime 500"; do
+    encoder $digit --lengths 5,6,7,8 --width 9 $more
 done
 modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
@@ -157,8 +171,12 @@ for more in "--method rpe-kq --clip 3" "--method rpe-kq --clip 3 --seed 1" "--me
     encoder $modular $even --model encoder --steps 2400 $more
 done
 encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --seed 1
+encoder $modular $even --model encoder --steps 5000 --method vanilla
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
+for method in ape rpe-k rpe-kq; do
+    encoder --task modular-multiplication --even --width 10 --batch 256 --lr 3e-3 --dropout 0 --every 150 --precision bf16 --steps 2400 --lengths 5,6,10 --method "$method"
+done
 
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4

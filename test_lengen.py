@@ -5,6 +5,7 @@ and the literal loops of the papers. Run: python -m pytest -q"""
 import dataclasses
 import functools
 import inspect
+import io
 import itertools
 import json
 import math
@@ -95,7 +96,7 @@ def test_longest_carry_and_ten_thousand_digits():
 @pytest.mark.parametrize("arguments, options", [
     (("division", "1"), {}), (("successor", "1", "2"), {}), (("successor", "12a"), {}), (("successor", ""), {}),
     (("successor", "8"), dict(base=8)), (("addition", "123", "7"), dict(width=2)), (("successor", "999"), dict(width=3)),
-    (("nx1", "12", "34"), {})])
+    (("nx1", "12", "34"), {}), (("successor", "1"), dict(base=-3)), (("successor", "1"), dict(base=11))])
 def test_bad_examples_are_refused(arguments, options):
     with pytest.raises(ValueError):
         L.example(*arguments, **options)
@@ -952,8 +953,13 @@ def test_a_run_leaves_a_record_and_answers_questions(tmp_path, capsys):
 
 def test_abc_is_refused_below_interpolation(tmp_path, capsys):
     torch.set_default_dtype(torch.float32)
-    assert L.main([*QUICK, "--out", str(tmp_path), "--quiet"]) == 2
-    assert re.search(r"99% at least.*0\.\d%", capsys.readouterr().err) and not (tmp_path / "result.json").exists()
+    assert L.main([*QUICK, "--task", "parity-label", "--average", "0", "--warmup", "1", "--lr", "0.01", "--retrain-steps", "5", "--teachers", "1",
+                   "--out", str(tmp_path), "--quiet"]) == 2
+    assert re.search(r"99% at least.* \d\d\.\d%", capsys.readouterr().err) and not (tmp_path / "result.json").exists()
+    go_on = ["--resume", str(tmp_path), "--quiet", "--device", "cpu"]                     # the training is not lost
+    assert L.main(go_on) == 2 and L.main([*go_on, "--force", "--lengths", "9", "--samples", "7"]) == 0
+    record = json.loads((tmp_path / "result.json").read_text())
+    assert list(record["accuracy"]) == ["9"] and record["accuracy"]["9"]["n"] == 7 and record["config"]["force"]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys):
@@ -1087,6 +1093,9 @@ def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
     assert L.main(["--report", path]) == 0 and "| `vanilla` |" in capsys.readouterr().out
     (tmp_path / "odd.jsonl").write_text(open(path).read() + "\n")
     (tmp_path / "half.jsonl").write_text('{"task": "consecutive", "config": {"task": "consecutive"}}\n')
+    for n, changed in enumerate([{"n": 0, "correct": 0}, {"n": 10, "correct": 11}, {"n": 10}]):
+        (tmp_path / f"{n}.jsonl").write_text(json.dumps(json.loads(open(path).readline()) | {"accuracy": {"6": changed}}))
+        assert L.main(["--report", str(tmp_path / f"{n}.jsonl")]) == 2 and "line 1" in capsys.readouterr().err
     for record, said in ((tmp_path / "no" / "such.jsonl", "cannot be written"), (tmp_path / "odd.jsonl", "line 3"),
                          (tmp_path / "half.jsonl", "line 1")):
         assert L.main([*QUICK, "--method", "vanilla", "--record", str(record), "--out", str(tmp_path / "d")]) == 2
@@ -1328,6 +1337,9 @@ def test_training_examples_are_primed_as_asked():
     stream = encoder_batches(config, 40, 10, 1)
     pairs = [L.decode(question).replace("@", "").split("+") for _ in range(8) for question in next(stream)[0]]
     long = {(a, b) for a, b in pairs if len(a) > 3}
+    for count in (0, 1, 2):                                     # fewer than there are lengths
+        a, _ = L.draw_examples(small_encoder(prime=count, prime_lengths=(4, 5, 6), n_train=9), torch.Generator())
+        assert L.n_digits(a)[:count].tolist() == [4, 5, 6][:count] and (L.n_digits(a)[count:] <= 3).all()
     assert sorted(len(a) for a, _ in long) == [5] * 5 + [6] * 5 and all(len(a) == len(b) for a, b in long)
     assert abs(sum(len(a) > 3 for a, _ in pairs) - 1000) < 5 * math.sqrt(4000 * 0.25 * 0.75)
     short = [(int(a), int(b)) for a, b in pairs if len(a) <= 3]
@@ -1698,6 +1710,40 @@ def bad_values():
         yield [f"{name}={value}"] + ["--ask=1"] * (name == "--from"), name
 
 
+@pytest.mark.parametrize("options", [dict(lengths=[6]), dict(lengths=6), dict(lengths=(6.5,)), dict(seed="3"), dict(lr=None), dict(n_head=4.0),
+                                     dict(blocks="no"), dict(task=["addition"])])
+def test_a_config_takes_values_of_the_right_kind_alone(options):
+    assert L.make_config(lr=1).lr == 1
+    with pytest.raises(ValueError, match=L.flag(*options)):
+        L.make_config(**options)
+
+
+def test_functions_refuse_what_they_cannot_do():
+    config = tiny(method="vanilla", task="successor")
+    model, attention = L.Transformer(config), torch.rand(2, 8, 9)
+    source, bias = torch.zeros(1, config.width + 2, dtype=torch.int64), L.make_bias(config, config.width)
+    short = bias._replace(decoder=[(a, torch.zeros(1, 1, source.shape[1])) for a, _ in bias.decoder])
+    lines = L.calibrate(dataclasses.replace(config, method="abc"), *[x[None].expand(config.n_layer, -1, -1, -1) for x in (attention[..., :8], attention)])
+    keys = L.make_keys(config, config.width, lines)
+    for call, said in [(lambda: L.generate(model, source, 5, short), "1 rows"), (lambda: L.generate_sparse(model, source, 0, keys), "0 tokens"),
+                       (lambda: L.generate_sparse(model, source, 99, keys), "99 tokens"),
+                       (lambda: L.make_bias(dataclasses.replace(config, method="abc"), 7), "calibration"),
+                       (lambda: L.abc_bias(attention, 9, 11, kappa_unit="Reach"), "Reach"), (lambda: L.abc_bias(attention, 9, 11, line="max"), "max"),
+                       (lambda: L.abc_bias(attention, 9, 11, empty="none"), "none"), (lambda: L.abc_bias(attention + L.causal_bias(9)[:, :8], 9, 11), "inf")]:
+        with pytest.raises(ValueError, match=said):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_attention_keeps_its_dtype_whatever_the_bias(dtype):
+    attention, x = L.MultiHeadAttention(16, 2).to(dtype), torch.randn(3, 8, 16, dtype=dtype)
+    other = torch.float32 if dtype == torch.float64 else torch.float64
+    expected = attention.double()(x.double(), x.double(), L.causal_bias(8).double())[0]
+    y, _ = attention.to(dtype)(x, x, L.causal_bias(8).to(other))
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), expected, rtol=0.05, atol=0.02)
+
+
 def test_every_flag_refuses_bad_values(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cases = list(bad_values())
@@ -1723,11 +1769,57 @@ def test_one_run_a_folder(tmp_path, capsys):
         assert not list(tmp_path.glob("*.part"))
         assert tiny_run(tmp_path) == 2
         assert f"process {os.getpid()}" in capsys.readouterr().err
-    (tmp_path / "lock").write_text("999999")                                             # left by a dead process
+    (tmp_path / "lengen.lock").write_text("999999")                                             # left by a dead process
     assert tiny_run(tmp_path) == 0
     first = result_of(tmp_path)
     assert tiny_run(tmp_path) == 2 and tiny_run(tmp_path, "--overwrite") == 0
     assert same(result_of(tmp_path), first)                                              # same seed, same record
+
+
+def test_a_folder_keeps_what_the_user_has_in_it(tmp_path, capsys, monkeypatch):
+    for name in ("film.part", "lock", "notes"):
+        (tmp_path / name).write_text(name)
+    assert tiny_run(tmp_path) == 0 and tiny_run(tmp_path) == 2 and tiny_run(tmp_path, "--overwrite") == 0
+    assert all((tmp_path / name).read_text() == name for name in ("film.part", "lock", "notes"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "log.jsonl").write_text("mine")
+    assert tiny_run(tmp_path / "other") == 2 and (tmp_path / "other" / "log.jsonl").read_text() == "mine"
+    monkeypatch.chdir(tmp_path / "other")
+    assert tiny_run("") == 2 and [path.name for path in Path().iterdir() if path.suffix != ".lock"] == ["log.jsonl"]
+
+
+def test_a_run_goes_on_when_nobody_reads_its_progress(tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    assert L.main([*(word for word in TINY if word != "--quiet"), "--method", "vanilla", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "result.json").read_text())["accuracy"]
+
+
+def test_a_record_has_a_line_of_its_own(tmp_path):
+    path = tmp_path / "records"
+    path.write_text("1")                                                                  # an editor left no last newline
+    L.append_line(path, "2")
+    L.append_line(path, "3")
+    assert path.read_text() == "1\n2\n3\n"
+    resource = pytest.importorskip("resource")
+    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+    done = subprocess.run([sys.executable, "-c", f"import lengen; lengen.append_line({str(path)!r}, 'x' * 100)"], cwd=HERE,
+                          capture_output=True, text=True, preexec_fn=full)
+    assert "OSError" in done.stderr and path.read_text() == "1\n2\n3\n"
+
+
+def test_questions_on_a_closed_or_odd_input(tmp_path, capsys, monkeypatch):
+    assert tiny_run(tmp_path) == 0
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert L.main(["--from", str(tmp_path), "--ask", "-"]) == 0 and capsys.readouterr().out == ""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"12\n\xff\n34\n"), encoding="utf-8"))
+    assert L.main(["--from", str(tmp_path), "--ask", "-"]) == 2
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 2 and err.count("\n") == 1 and "xff" in err
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path):
