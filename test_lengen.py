@@ -661,7 +661,7 @@ def test_sparse_decoding_is_left_where_something_sees_everything():
     assert L.make_keys(tiny(method="vanilla"), 20, None) is None
 
 
-# --- 7. training and evaluation -------------------------------------------------------
+# --- 8. training and evaluation -------------------------------------------------------
 
 @pytest.mark.parametrize("correct, n, low, high", [(0, 100, 0, .036993), (50, 100, .403832, .596168),
                                                    (100, 100, .963007, 1), (10_000, 10_000, .999616, 1)])
@@ -785,7 +785,7 @@ def test_evaluation_keeps_the_training_width_and_uses_keys_when_long(monkeypatch
     assert seen == {(22, False, True), (33, False, True), (104, True, False)}
 
 
-# --- 8. consecutive pairs -------------------------------------------------------------
+# --- 9. consecutive pairs -------------------------------------------------------------
 
 @pytest.mark.parametrize("plant, share", [(0.0, 0.031), (0.5, 0.42)])
 def test_labels_say_whether_a_neighbour_is_there(plant, share):
@@ -895,7 +895,7 @@ def test_consecutive_run_leaves_a_record(tmp_path, capsys):
     assert {"checkerboard", "neighbour_gap", "circle_order"} <= set(record)
 
 
-# --- 13. command line ------------------------------------------------------------------
+# --- 14. command line, and 11. report ------------------------------------------------------------------
 
 def lengen(*arguments, **options):
     return subprocess.run([sys.executable, str(HERE / "lengen.py"), *map(str, arguments)], capture_output=True, text=True,
@@ -1142,10 +1142,10 @@ def test_nothing_is_imported_but_torch():
 
 @pytest.mark.slow
 def test_tiny_abc_run_is_exact_far_beyond_training(tmp_path, capsys):
-    """End to end: the default run, exact at 60 digits, then asked a carry through 40."""
+    """End to end: the default run but for a kappa that needs one retraining alone, exact at 60 digits, then asked a carry through 40."""
     torch.set_default_dtype(torch.float32)
     assert L.main(["--task", "successor", "--out", str(tmp_path), "--json", "--quiet", "--lengths", "6,60",
-                   "--samples", "200", "--device", "cpu"]) == 0
+                   "--samples", "200", "--kappa-cross", "0.3", "--device", "cpu"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["accuracy"]["60"]["correct"] == 200
     assert any(line["line"] == "anti-diagonal" for line in record["lines"])
@@ -1160,7 +1160,7 @@ def test_written_answers_are_read(task, question, written, answer, monkeypatch):
     assert L.ask(L.Transformer(tiny(task=task)), tiny(task=task), None, question).startswith(answer)
 
 
-# --- 11. pictures ----------------------------------------------------------------------
+# --- 12. pictures ----------------------------------------------------------------------
 
 def test_pictures_without_matplotlib_are_one_line_and_exit_2(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -1471,7 +1471,7 @@ def test_bad_encoder_input_is_one_line_and_exit_2(arguments, named, capsys):
     assert out == "" and err.count("\n") == 1 and named in err
 
 
-# --- 12. benchmark ------------------------------------------------------------------------
+# --- 13. benchmark ------------------------------------------------------------------------
 
 def test_benchmark_counts_the_products_of_a_step(monkeypatch):
     """The floor is made of the work of a step, counted here from the shapes, at the rate of the product timed."""
@@ -1497,7 +1497,7 @@ def test_benchmark_of_decoding_and_its_table(monkeypatch):
     assert "| 0.1 ms | 0.5 ms | 0.20 |" in table                                          # a digit: 1 s of 10,000, 0.5 of 1,000
 
 
-# --- 13. command line: what happens to runs ----------------------------------------------
+# --- 7. and 14. command line: what happens to runs ----------------------------------------------
 
 TINY = ["--task", "successor", "--n-layer", "1", "--d-model", "16", "--d-ff", "16", "--n-head", "2", "--dropout", "0.1", "--batch",
         "4", "--steps", "30", "--retrain-steps", "20", "--every", "10", "--tries", "2", "--teachers", "1", "--force", "--average", "0.9",
@@ -1805,10 +1805,14 @@ def test_a_record_has_a_line_of_its_own(tmp_path):
     L.append_line(path, "3")
     assert path.read_text() == "1\n2\n3\n"
     resource = pytest.importorskip("resource")
-    full = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
-    done = subprocess.run([sys.executable, "-c", f"import lengen; lengen.append_line({str(path)!r}, 'x' * 100)"], cwd=HERE,
-                          capture_output=True, text=True, preexec_fn=full)
-    assert "OSError" in done.stderr and path.read_text() == "1\n2\n3\n"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, before[1]))                            # stands for a full disk
+    try:
+        with pytest.raises(OSError, match="space"):
+            L.append_line(path, "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_text() == "1\n2\n3\n"
 
 
 def test_questions_on_a_closed_or_odd_input(tmp_path, capsys, monkeypatch):
