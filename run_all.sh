@@ -174,7 +174,7 @@ encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --s
 encoder $modular $even --model encoder --steps 5000 --method vanilla
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
-for method in ape rpe-k rpe-kq; do
+for method in ape rpe-kq; do
     encoder --task modular-multiplication --even --width 10 --batch 256 --lr 3e-3 --dropout 0 --every 150 --precision bf16 --steps 2400 --lengths 5,6,10 --method "$method"
 done
 
