@@ -2141,7 +2141,8 @@ PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 *
 
 
 def check_record(record):
-    """Raises: an error of some kind when what every table and picture reads of a record is not there."""
+    """Raises: KeyError, TypeError, ValueError, AttributeError or ArithmeticError when seed, time or shares of exact
+    answers, which most tables and pictures read, are missing or are none."""
     int(record["seed"])
     if record["task"] == PairsConfig.task:
         return
@@ -2867,6 +2868,8 @@ class Kind(NamedTuple):
 KINDS = {Config: Kind(make_config, Transformer, run, summary),
          PairsConfig: Kind(PairsConfig, PairsModel, run_pairs, pairs_summary),
          EncoderConfig: Kind(make_encoder_config, Encoder, run_encoder, encoder_summary)}
+OPTIONS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
+TESTED = ("lengths", "hard", "samples", "long_samples")
 
 
 def read_run(folder, asked_by):
@@ -3039,10 +3042,6 @@ def parser():
     p.add_argument("--from", metavar="FOLDER", help="folder of a finished run, to --ask")
     p.add_argument("--ask", nargs="+", help="questions to a finished run; - reads one a line from standard input")
     return p
-
-
-OPTIONS = {field.name for kind in KINDS for field in dataclasses.fields(kind)}
-TESTED = ("lengths", "hard", "samples", "long_samples")
 
 
 def refuse(options, allowed, why):
