@@ -373,7 +373,8 @@ def relative_scores(q, table, k=None, S=None):
     """q_i . a_ij, and with k also k_j . a_ij, where a_ij = table[clip(j - i, -K, K) + K]. Unscaled.
 
     q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> (B, H, T, S); without k or S, S = T.
-    Source: Shaw et al., Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries).
+    Source: Shaw et al., Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries). Jelassi et al. cite a Huang et
+    al. of 2018 for these; the layers that they name, HuggingFace's, have this form.
     """
     T, K = q.shape[2], len(table) // 2
     S = k.shape[2] if k is not None else (S or T)
@@ -626,9 +627,11 @@ PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=
 
 def make_config(preset="fast", **options):
     """Config of a preset, with `options` on top. "paper": ABC v2, App. B and D, at the fixed width of the authors' code
-    (longest tested length + 1); batch and steps are theirs, since the paper gives none."""
+    (longest tested length + 1); batch and steps are theirs, since the paper gives none. Addition by RoPE has width 512
+    (App. C.2)."""
     if preset == "paper":
-        options = PAPER | {"width": max(options.get("lengths", Config.lengths), default=0) + 1} | options
+        wide = {"d_model": 512} if (options.get("task"), options.get("method")) == ("addition", "rope") else {}
+        options = PAPER | {"width": max(options.get("lengths", Config.lengths), default=0) + 1} | wide | options
     return Config(preset=preset, **options)
 
 
@@ -874,20 +877,23 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
     return Lines(m, values, mean, z)
 
 
-def extend_lines(lines, M, blocks, empty="all", closed=-INF):
+def extend_lines(lines, M, blocks, empty="all", closed=-INF, mask=None):
     """Lines -> bias (H, M, N), N = sum(blocks): the maximum over directions. Source: ABC v2, "Finalization".
 
     A head in which nothing opened is transparent, all 0, and a row that no line reaches is left unbiased, or softmax
     would have nothing to sum. empty="first" opens only the first column to both instead: what a head sees then does
-    not change with the length of the input. closed: the value of closed entries; -1e6 in the authors' code.
+    not change with the length of the input. closed: the value of closed entries; -1e6 in the authors' code. mask: a
+    bias, such as `causal_bias`, that is added at the end; lines behind it reach nothing.
     """
     lay = lambda values, direction: torch.cat([continue_lines(value, lines.rows, M, N, direction)
                                                for value, N in zip(values, blocks)], 2)
     bias = functools.reduce(torch.maximum, [lay(values, direction) for direction, values in lines.values.items()])
-    nothing = bias.isneginf().all(2, keepdim=True)                                      # (H, M, 1)
+    masked = bias if mask is None else bias + mask
+    nothing = masked.isneginf().all(2, keepdim=True)                                    # (H, M, 1)
     where = nothing if empty == "all" else nothing & (torch.arange(bias.shape[2], device=bias.device) == 0)
     bias = bias.masked_fill(where, 0)
-    return bias.masked_fill(bias.isneginf(), closed)
+    bias = bias.masked_fill(bias.isneginf(), closed)
+    return bias if mask is None else bias + mask
 
 
 def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_unit="sigma", support=0.0,
@@ -934,13 +940,17 @@ def calibrate(config, self_attention, cross_attention):
     (self Lines, cross Lines), with the config's rules. Source: ABC v2, App. D, step 2.
 
     At a fixed width only the rows are read that natural width has, since in all others training saw nothing but zeros
-    (authors' code: the first 6 rows).
+    (authors' code: the first 6 rows). Scores of keys after the query count as the least of their head, since nothing
+    is attended to there: the weights are 0.
     """
     rows = target_length(config.task, natural_width(config.task, config.base))
     self_attention, cross_attention = self_attention[..., :rows, :rows], cross_attention[..., :rows, :]
     blocks, markers = column_blocks(config.task, config.width, config.blocks)
     common = dict(line=config.line, kappa_unit=config.kappa_unit, support=config.support)
-    floor = config.floor if config.calibrate_on == "weights" else -INF                # scores have no natural zero
+    floor = config.floor if config.calibrate_on == "weights" else -INF                  # scores have no natural zero
+    if config.calibrate_on == "scores":
+        later = torch.ones_like(self_attention, dtype=torch.bool).triu(1)
+        self_attention = torch.where(later, self_attention.amin((2, 3), keepdim=True), self_attention)
     return [(find_lines(a, config.directions_self, config.kappa_self, **common),
              find_lines(b, config.directions_cross, config.kappa_cross, floor=floor, blocks=blocks,
                         markers=markers, **common))
@@ -1001,7 +1011,7 @@ def open_keys(lines, M, blocks, empty="all", causal=False):
             for l in (~parts[b].isneginf()).any(0).nonzero().flatten().tolist():
                 column = l + (rows - (lines.rows - 1)) * abs(direction)
                 column = width - 1 - column if direction == -1 else column
-                inside = (column >= 0) & (column < width)
+                inside = (column >= 0) & (column < width) & ~(causal & (column > rows))
                 columns.append((start + column) * inside)
                 values.append(parts[b][:, l, None].masked_fill(~inside, -INF))
         start += width
@@ -1013,7 +1023,7 @@ def open_keys(lines, M, blocks, empty="all", causal=False):
     same = columns[:, :, None] == columns[:, None, :]                                   # (M, K, K), lines that cross
     values = values[:, :, None, :].masked_fill(~same, -INF).amax(3)
     closed = (same & torch.ones_like(same[0]).tril(-1)).any(2)                          # an earlier place holds the key
-    return OpenKeys(columns, values.masked_fill(closed | causal & (columns > rows[:, None]), -INF))
+    return OpenKeys(columns, values.masked_fill(closed, -INF))
 
 
 def make_keys(config, width, calibration):
@@ -1236,8 +1246,8 @@ def make_bias(config, width, calibration=None):
     elif kind == "abc":
         if not calibration:
             raise ValueError("abc has no bias without a calibration")
-        lay = lambda lines, columns: extend_lines(lines, T, columns, config.empty, -config.penalty or -INF)
-        decoder = [(lay(a, [T]) + self_bias, lay(b, blocks)) for a, b in calibration]
+        lay = functools.partial(extend_lines, M=T, empty=config.empty, closed=-config.penalty or -INF)
+        decoder = [(lay(a, blocks=[T], mask=self_bias), lay(b, blocks=blocks)) for a, b in calibration]
         return Bias(None, decoder if config.layer == "own" else decoder[-1:] * config.n_layer)
     return Bias(encoder, [(self_bias, cross)] * config.n_layer)
 
@@ -1385,8 +1395,9 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
     With a cool-down, methods that bias with lines have to answer hard numbers of the training length, too; without
     these the numbers look learned too soon: an answer of 60 digits meets rare cases that 700 short ones did not show.
     Only numbers of the training range are looked at. plan.give_up also stops when five checks have brought no better.
-    report(step=, of=, loss=, accuracy=, hard=) comes at every check. Raises: FloatingPointError when the loss is nan
-    or inf; Interrupted.
+    report(step=, of=, loss=, accuracy=, hard=) comes at every check. Differs: the papers name Adam; its betas are here
+    those of Vaswani et al., and gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or
+    inf; Interrupted.
     """
     if name in keeper.finished:
         model.load_state_dict(keeper.finished[name]["model"])
@@ -1596,8 +1607,8 @@ def run(config, device, report=silent, keeper=Keeper()):
 # ======================================================================================
 #
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
-# holds its value - 1 or + 1. One layer, one head, no positions, no feed-forward, no residual:
-# which token attends to which is in one score matrix.
+# holds its value - 1 or + 1. One layer, one head, no feed-forward; no positions and no residual
+# either, of which the source says nothing. Which token attends to which is in one score matrix.
 
 def kept_steps(keeper, name, parts, generator, steps, now):
     """Yield the number of each step that a training has left. The counters `now`, among them "step" and "seconds", are
@@ -1752,7 +1763,7 @@ def circle_order(vectors):
 
 def run_pairs(config, device, report=silent, keeper=Keeper()):
     """Train config.seeds models, measure each -> (record with the best one's figures and all seeds' under "runs", the
-    best model). Best: most whole sequences right, as the source chooses."""
+    best model). Best: most whole sequences right; the source takes its best run and does not say by what."""
     runs, models, seconds = [], [], 0.0
     for seed in range(config.seed, config.seed + config.seeds):
         report(stage=f"seed {seed}")
@@ -1925,10 +1936,15 @@ PAPER_ENCODER = dict(size="standard", norm="post", init=0.02, dropout=0.1, batch
 
 
 def make_encoder_config(preset="fast", **options):
-    """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000."""
+    """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000;
+    element-wise addition as in App. A.2."""
     if preset == "paper":
-        lengths = (5, 10, 20, 30, 35) if "multiplication" in options.get("task", "") else (5, 6, 10, 15, 20)
-        options = PAPER_ENCODER | {"lengths": lengths} | options
+        task, own = options.get("task", ""), {"lengths": (5, 6, 10, 15, 20)}
+        if "multiplication" in task:
+            own = {"lengths": (5, 10, 20, 30, 35)}
+        if task == "elementwise-addition":
+            own |= {"size": "base", "n_train": 50_000, "steps": 15_000 * 50_000 // 32}
+        options = PAPER_ENCODER | own | options
     return EncoderConfig(preset=preset, **options)
 
 
@@ -1936,9 +1952,10 @@ class Encoder(nn.Module):
     """Non-causal transformer encoder with a classifier at each token; "universal" applies one layer n_layer times.
 
     Source: Jelassi et al., Sec. 2.2; its layers are BERT's and ALBERT's. GELU is here always, norm after each sublayer
-    and the initial standard deviation 0.02 in the preset "paper". Differs: ALBERT approximates GELU and widens
-    embeddings of 128; without a norm after them embeddings start from 0.3, as in `Transformer`. Absolute positions are
-    sinusoids, "vanilla", which the paper cites, or a learned table, "ape", which its layers have elsewhere.
+    and the initial standard deviation 0.02 in the preset "paper". Differs: feed-forward layers are 4 d_model wide,
+    not 3,072 (BERT) and 16,384 (ALBERT); ALBERT has no dropout, does not scale the relative term, approximates GELU and
+    widens embeddings of 128; without a norm after them embeddings start from 0.3, as in `Transformer`. Absolute
+    positions are sinusoids, "vanilla", which the paper cites, or a learned table, "ape", which its layers have.
     """
 
     def __init__(self, config):
@@ -2123,6 +2140,7 @@ def encoder_summary(record):
 
 # Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
 # addition by "rpe-k" (quoted there from Jelassi et al.): ABC v1, Table 1; 50 digits of the others: ABC v1, Table 3.
+# "parity-label" is quoted there, too, from Deletang et al. and Ruoss et al.
 ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
 PUBLISHED = {
     "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL,
@@ -2845,6 +2863,8 @@ def summary(record):
         transparent = sum(line["line"] is None for line in lines)
         out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
                 f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
+        out += [f"  no line in {kind}-attention stands out; none can if --kappa-{kind} reaches sqrt(lines - 1) sigmas"
+                for kind in ("self", "cross") if not any(r["line"] for r in lines if r["attention"] == kind)]
         out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
                 f"{seconds['retrain']:.1f} s"]
     out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
@@ -3236,19 +3256,23 @@ def train_command(options):
 def eval_command(options):
     """Test a finished run on other lengths; its record, with the new figures, is printed and kept only by --record."""
     model, config, calibration, _ = load(options["eval"], "--eval")
-    if not isinstance(config, Config):
+    if isinstance(config, PairsConfig):
         raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
-    config = dataclasses.replace(config, **{name: options[name] for name in TESTED if name in options})
+    asked = {name: options[name] for name in TESTED if name in options}
+    refuse(asked, {field.name for field in dataclasses.fields(config)}, "encoder-only models have no such option")
+    config = dataclasses.replace(config, **asked)
+    test = functools.partial(evaluate, calibration=calibration) if isinstance(config, Config) else evaluate_encoder
     device, record = prepare(options, config), records_in(options["eval"])[0][0]
     if "record" in options:
         find_record(config, options["record"])          # a file that cannot be written is told before the tests
     start = time.perf_counter()
-    record.update(evaluate(model.to(device), config, calibration), config=dataclasses.asdict(config),
+    record.update(test(model.to(device), config), config=dataclasses.asdict(config),
                   evaluated=dict(device=device_name(device), source_sha256=source_sha256(config)))
+    record.pop("before", None)                          # what preceded fine-tuning is known at the lengths of the run
     seconds, record["peak_bytes"] = record["seconds"], peak_bytes(device)
     seconds["evaluate"] = round(time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()) - seconds["total"], 2)
-    publish(record, options, summary(record))
+    publish(record, options, KINDS[type(config)].summary(record))
 
 
 def ask_command(options):

@@ -611,6 +611,32 @@ def test_calibration_at_a_fixed_width_reads_the_rows_that_training_fills(task, r
     assert [row.isfinite().nonzero().flatten().tolist() for row in bias] == [[30 - i] for i in range(31)]
 
 
+@pytest.mark.parametrize("empty, penalty", [("first", 0.0), ("all", 0.0), ("first", 5.0)])
+def test_lines_behind_the_query_leave_no_row_without_a_key(empty, penalty):
+    """A line two places after the query, and a vertical at key 3: rows that reach neither see key 0, or all before them."""
+    config = tiny(task="successor", method="abc", n_head=2, empty=empty, penalty=penalty)
+    t = L.target_length("successor", config.width)
+    attention = torch.zeros(2, t, t)
+    attention[0, :-2, 2:], attention[1, :, 3] = torch.eye(t - 2), 1.0
+    lines = L.find_lines(attention, (1, 0), 0.9, kappa_unit="reach")
+    bias = L.make_bias(config, config.width, [(lines, lines)] * config.n_layer).decoder[0][0]
+    for head, reached in ((0, t), (1, 3)):
+        for i, row in enumerate(bias[head]):
+            everything = range(i + 1) if empty == "all" else [0]
+            expected = everything if i < reached else [3]
+            assert (row[:i + 1] == 0).nonzero().flatten().tolist() == list(expected)
+            assert row[i + 1:].isneginf().all() and set(row[:i + 1].tolist()) <= {0.0, -penalty or -INF}
+
+
+def test_scores_after_the_query_are_no_line():
+    config = tiny(task="successor", method="abc", calibrate_on="scores")
+    t, s = L.target_length("successor", config.width), sum(L.column_blocks("successor", config.width)[0])
+    scores = torch.zeros(1, config.n_head, t, t).double()
+    scores[..., range(t), range(t)], scores[..., range(t - 1), range(1, t)] = 2.0, 9.0
+    [(own, _)] = L.calibrate(config, scores, torch.rand(1, config.n_head, t, s).double())
+    assert {(r["line"], r["offset"]) for r in L.line_table([(own, own)])} == {("diagonal", 0)}
+
+
 # --- 6. sparse decoding ---------------------------------------------------------------
 
 def random_lines(config, seed, share=0.7):
@@ -1008,6 +1034,20 @@ def fake_record(seed, right, **config):
                 accuracy={"6": tally, "60": tally}, chains={"60": {"2": [right, 200]}}, hard={"60": {"no-carry": tally}})
 
 
+@pytest.mark.parametrize("kappa, said", [(4.5, True), (0.6, False)])
+def test_a_run_says_that_no_line_can_open(kappa, said):
+    """A clean line among 17, in sigmas: its z is at most 4, so a kappa of 4.5 opens nothing."""
+    config = tiny(method="abc", task="successor", kappa_unit="sigma", kappa_cross=kappa, support=0.0)
+    t, s = L.target_length("successor", config.width), sum(L.column_blocks("successor", config.width)[0])
+    attention = [torch.zeros(1, config.n_head, t, n) for n in (t, s)]
+    attention[0][..., range(t), range(t)] = attention[1][..., range(t), range(s - 1, s - 1 - t, -1)] = 1.0
+    record = fake_record(0, 200, task="successor")
+    record["examples"]["retrain"], record["tries"] = 1, 1
+    record["lines"] = L.line_table(L.calibrate(config, *attention))
+    text = L.summary(record)
+    assert ("no line in cross-attention" in text) == said and "no line in self" not in text
+
+
 def test_report_counts_by_hand(tmp_path, capsys):
     records = [fake_record(0, 200), fake_record(1, 199), fake_record(1, 200), fake_record(2, 199),
                fake_record(0, 100, layer="last"), fake_record(0, 7, method="rope"),
@@ -1401,6 +1441,15 @@ def test_encoder_sizes_are_the_papers():
     paper = L.make_encoder_config("paper", task="multiplication")
     assert shape(paper) == (6, 1024, 16, 4096) and paper.steps * paper.batch == 15_000 * 5000 and paper.width == 35
     assert (paper.norm, paper.dropout, paper.lr, paper.decay) == ("post", 0.1, 1e-4, 0.01)
+    table6 = L.make_encoder_config("paper", task="elementwise-addition")
+    assert shape(table6) == (6, 512, 8, 2048) and (table6.n_train, table6.lengths) == (50_000, (5, 6, 10, 15, 20))
+    assert table6.steps * table6.batch == 15_000 * 50_000
+
+
+def test_paper_preset_widens_addition_by_rope_alone():
+    width = lambda **options: L.make_config("paper", **options).d_model
+    assert [width(task="addition", method="rope"), width(task="addition", method="rope", d_model=64),
+            width(task="addition", method="vanilla"), width(task="nx1", method="rope"), width()] == [512, 64, 128, 128, 128]
 
 
 def test_encoder_starts_from_the_deviation_asked_for():
@@ -1447,6 +1496,14 @@ def test_encoder_run_leaves_a_record(task, tmp_path, capsys):
     assert L.main(["--from", str(tmp_path), "--ask", "1+1"]) == 2 and "--ask" in capsys.readouterr().err
     assert L.evaluate_encoder(model, config)["wrong_digits"] == record["wrong_digits"] != record["before"]["wrong_digits"]
     assert "longest run of carries" in L.encoder_summary(record) or task == "multiplication"
+    capsys.readouterr()
+    assert L.main(["--eval", str(tmp_path), "--lengths", "3,4", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert list(again["accuracy"]) == ["3", "4"] and again["accuracy"]["4"] == record["accuracy"]["4"] and "before" not in again
+    assert L.main(["--eval", str(tmp_path), "--lengths", "3"]) == 0 and "     3 " in capsys.readouterr().out
+    for wrong in (["--lengths", "5"], ["--hard", "3"]):
+        assert L.main(["--eval", str(tmp_path), *wrong]) == 2
+    assert "--width: 4 is too narrow" in (said := capsys.readouterr().err) and "--hard: encoder-only" in said
 
 
 def test_the_model_follows_from_the_task():
