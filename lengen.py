@@ -223,7 +223,7 @@ def to_digits(numbers, width, base):
         digits.append(numbers % base)
         numbers = numbers // base
     if numbers.any():
-        raise ValueError(f"width {width} is too small for the training numbers in base {base}")
+        raise ValueError(f"a width of {width} digits is too small for these numbers in base {base}")
     return torch.stack(digits, 1)
 
 
@@ -305,9 +305,10 @@ def draw_test(task, length, samples, base, generator):
 def draw_hard(task, length, B, base, generator):
     """Questions that random numbers leave out -> {name: operands, least significant digit first}, 1 to 2B a set.
 
-    In "carry-through" a carry runs through every column, in "all-carry" every column makes one of its own.
+    In "carry-through" a carry runs through every column, in "all-carry" every column makes one of its own (not in nx1
+    with base 2, where none does).
     """
-    top, draw = base - 1, lambda high=base: torch.randint(high, (B, length), generator=generator)
+    top, draw = base - 1, lambda: torch.randint(base, (B, length), generator=generator)
     a, zeros = draw(), torch.zeros(B, length, dtype=torch.int64)
     ones = zeros + 1                                                                   # 11...1
     one, first = F.pad(zeros[:, 1:], (1, 0), value=1), F.pad(zeros[:, 1:], (0, 1), value=1)     # 0...01 and 10...0
@@ -457,7 +458,7 @@ class MultiHeadAttention(nn.Module):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C), weights (B, H, T, S).
 
         positions: (query positions (T,), key positions (S,)) turns on RoPE.
-        pre_softmax: return q k^T / sqrt(D), before bias and softmax, in place of the weights.
+        pre_softmax: return the scores before bias and softmax in place of the weights.
         A row whose keys are all closed attends to nothing: weights and output contribution are 0, never NaN. A bias may
         be of another dtype; weights and output have that of the module.
         """
@@ -534,6 +535,11 @@ def check_option(field, value):
             raise ValueError(f"{flag(field.name)}: {number} is not between {meta['low']} and {meta['high']}")
 
 
+def check_options(config):
+    for field in dataclasses.fields(config):
+        check_option(field, getattr(config, field.name))
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
@@ -556,7 +562,8 @@ class Config:
     clip: int = option(16, "rpe methods: tables cover offsets -clip to clip; encoders: 0 for all", 1, 10 ** 6)
     table: int = option(256, "ape: positions in the learned table", 1, 10 ** 7)
     # data
-    width: int = option(0, "digits an operand is padded to in training; 0: those of the largest answer", 0, 10 ** 6)
+    width: int = option(0, "digits an operand is padded to in training; 0: those of the largest answer, encoders: of "
+                        "the longest number tested", 0, 10 ** 6)
     spread: int = option(8, "methods that bias with lines see widths from width to width + spread", 0, 1000)
     # optimization
     batch: int = option(64, "examples a step", 1, 10 ** 6)
@@ -567,7 +574,7 @@ class Config:
     retrain_steps: int = option(2000, "most steps of the retraining", 1, 10 ** 9)
     precision: str = option("float32", "of the products in training", choices=("float32", "tf32", "bf16"))
     compile: bool = option(False, "train with torch.compile")
-    every: int = option(50, "steps between checks on held-out numbers", 1, 10 ** 9)
+    every: int = option(50, "steps between checks on held-out numbers, encoders: in the learning curve", 1, 10 ** 9)
     goal: float = option(0.999, "held-out accuracy at which training has done its work", 0, 1)
     cooldown: float = option(1.0, "steps of falling learning rate after that, as a share of those before", 0, 100)
     # calibration
@@ -595,8 +602,7 @@ class Config:
     long_samples: int = option(200, "the same above 100 digits", 1, 10 ** 7)
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            check_option(field, getattr(self, field.name))
+        check_options(self)
         spec, needed = TASKS[self.task], natural_width(self.task, self.base)
         object.__setattr__(self, "base", spec.base or self.base)
         if 0 < self.width < needed:
@@ -614,8 +620,8 @@ class Config:
 
     @property
     def align(self):
-        """Do sources interleave their operands, as windows need it?"""
-        return METHODS[self.method].bias == "window"
+        """Do sources interleave their two operands, as windows need it?"""
+        return METHODS[self.method].bias == "window" and len(TASKS[self.task].operands) == 2
 
 
 PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=0, batch=512, lr=1e-5, warmup=1,
@@ -627,12 +633,14 @@ PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=
 
 def make_config(preset="fast", **options):
     """Config of a preset, with `options` on top. "paper": ABC v2, App. B and D, at the fixed width of the authors' code
-    (longest tested length + 1); batch and steps are theirs, since the paper gives none. Addition by RoPE has width 512
-    (App. C.2)."""
-    if preset == "paper":
-        wide = {"d_model": 512} if (options.get("task"), options.get("method")) == ("addition", "rope") else {}
-        options = PAPER | {"width": max(options.get("lengths", Config.lengths), default=0) + 1} | wide | options
-    return Config(preset=preset, **options)
+    (longest tested length + 1, or what training needs); batch and steps are theirs, since the paper gives none.
+    Addition by RoPE has width 512 (App. C.2)."""
+    if preset != "paper":
+        return Config(preset=preset, **options)
+    wide = {"d_model": 512} if (options.get("task"), options.get("method")) == ("addition", "rope") else {}
+    config = Config(preset=preset, **(PAPER | wide | options))
+    fixed = config.width if options.get("width") else max(config.width, max(config.lengths) + 1)
+    return dataclasses.replace(config, width=fixed)
 
 
 class Bias(NamedTuple):
@@ -658,7 +666,8 @@ class Layer(nn.Module):
         self.pre = config.norm == "pre"
 
     def forward(self, x, self_bias, memory=None, cross_bias=None, positions=(None, None), pre_softmax=False):
-        """x (B, T, C) -> x (B, T, C), self weights, cross weights."""
+        """x (B, T, C) -> x (B, T, C), self weights, cross weights. positions: for self- and cross-attention each, as
+        MultiHeadAttention takes them."""
         cross_weights = None
         x, self_weights = self.residual(0, x, lambda y: self.self_attention(y, y, self_bias, positions[0], pre_softmax))
         if self.cross_attention:
@@ -747,16 +756,16 @@ def generate(model, source, limit, bias=None):
     """Greedy decoding: source (B, S) -> target (B, <= limit + 1) tokens, START first, until every row has its END.
 
     Every step runs the whole model again: slow, and plain enough to be the check on `evaluate`.
-    Raises: ValueError when bias or position table is too short for the tokens; nothing is ever cropped.
+    Raises: ValueError when the bias has too few rows, or a position table is too short; nothing is ever cropped.
     """
     model.eval()
-    for part in [part for pair in bias.decoder for part in pair if part is not None] if bias else []:
-        if part.shape[1] < limit:
-            raise ValueError(f"the bias has {part.shape[1]} rows, {limit} tokens were asked for")
+    rows = min([part.shape[1] for pair in bias.decoder for part in pair if part is not None] if bias else [limit])
+    if rows < limit:
+        raise ValueError(f"the bias has {rows} rows, {limit} tokens were asked for")
     target = torch.full((len(source), 1), TOKEN[START], device=source.device)
     for T in range(1, limit + 1):
-        rows = bias and Bias(bias.encoder, [(a[:, :T, :T], b if b is None else b[:, :T]) for a, b in bias.decoder])
-        token = model(source, target, rows)[:, -1].argmax(-1, keepdim=True)
+        part = bias and Bias(bias.encoder, [(a[:, :T, :T], b if b is None else b[:, :T]) for a, b in bias.decoder])
+        token = model(source, target, part)[:, -1].argmax(-1, keepdim=True)
         target = torch.cat([target, token], 1)
         if (target == TOKEN[END]).any(1).all():
             break
@@ -802,7 +811,7 @@ def line_offsets(m, n, direction):
     i, j = torch.arange(m)[:, None], torch.arange(n)
     if direction == -1:
         j = n - 1 - j
-    return (j - abs(direction) * i).expand(m, n)
+    return j - abs(direction) * i
 
 
 def line_values(attention, direction, line="mean"):
@@ -853,16 +862,16 @@ def find_lines(attention, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_u
     this one compare d_l.
     """
     H, m, n = attention.shape
-    values, mean, z = {}, {}, {}
+    widths, values, mean, z = blocks or [n], {}, {}, {}
     for direction in directions:
-        split = lambda x, line: [line_values(block, direction, line) for block in x.split(blocks or [n], dim=2)]
-        parts = split(attention, line)
-        lengths = [len(size) for _, size in parts]
-        d = torch.cat([value for value, _ in parts], 1)                                 # (H, L)
+        along = lambda x, value: [torch.cat(parts, -1) for parts in zip(*(line_values(block, direction, value)
+                                                                          for block in x.split(widths, 2)))]
+        lengths = [width + (m - 1) * abs(direction) for width in widths]
+        d, size = along(attention, line)                                                # (H, L), (L,)
         above = torch.ones_like(d)                                                      # share of a line above floor
         if floor > -INF:
-            above = torch.cat([value for value, _ in split((attention > floor).to(d), "mean")], 1)
-        counted = torch.cat([size for _, size in parts]) > support * m                  # (L,)
+            above, _ = along((attention > floor).to(d), "mean")
+        counted = size > support * m                                                    # (L,)
         may_open = counted & markers.to(d.device) if direction == 0 and markers is not None else counted
         if not counted.any():                                                           # then none may open
             counted = torch.ones_like(counted)
@@ -897,7 +906,7 @@ def extend_lines(lines, M, blocks, empty="all", closed=-INF, mask=None):
 
 
 def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kappa_unit="sigma", support=0.0,
-             floor=-INF, blocks=None, markers=None, empty="all"):
+             floor=-INF, blocks=None, markers=None, empty="all", mask=None):
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines.
 
     Values are d_l - d_max along open lines, -inf elsewhere, 0 for a head without any. Source: ABC v2, Eq. 1 and
@@ -919,7 +928,7 @@ def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kap
         raise ValueError(f"blocks must add up to {n} and {N} columns. Got {blocks}.")
     lines = find_lines(attention, directions, kappa, line, kappa_unit, support, floor, [now for now, _ in blocks],
                        markers)
-    return extend_lines(lines, M, [then for _, then in blocks], empty)
+    return extend_lines(lines, M, [then for _, then in blocks], empty, mask=mask)
 
 
 def column_blocks(task, width, cut=True):
@@ -1082,7 +1091,7 @@ def generate_sparse(model, source, limit, keys):
     target = torch.full((len(source), limit + 1), TOKEN[START], device=source.device)
     ended = torch.zeros(len(source), dtype=torch.bool, device=source.device)
     for t in range(limit):
-        x = model.embedding(target[:, t:t + 1])
+        x = model.embedding(target[:, t:t + 1])                                         # "abc" adds no positions
         for layer, inputs, pair in zip(model.decoder, past, keys):
             x = sparse_layer(layer, x, inputs, memory, pair, slice(t, t + 1))
         target[:, t + 1] = model.head(model.norm(x))[:, 0].argmax(-1)
@@ -1183,7 +1192,8 @@ class Keeper:
 
     def finish(self, name, model, result):
         if self.path:
-            self.finished[name], self.current = dict(model=model.state_dict(), result=result), None
+            weights = {key: x.clone() for key, x in model.state_dict().items()}         # it may be trained on
+            self.finished[name], self.current = dict(model=weights, result=result), None
             self.save()
 
     @contextlib.contextmanager
@@ -1236,13 +1246,13 @@ def make_bias(config, width, calibration=None):
     task, kind, H = config.task, METHODS[config.method].bias, config.n_head
     T = target_length(task, width)
     blocks, _ = column_blocks(task, width, config.blocks)
-    align = kind == "window" and len(TASKS[task].operands) == 2
-    S = 2 * width + 3 if align else sum(blocks)
+    S = 2 * width + 3 if config.align else sum(blocks)
     self_bias, cross, encoder = causal_bias(T), None, None
     if kind == "alibi":
         self_bias, cross, encoder = self_bias + alibi_bias(H, T, T), alibi_bias(H, T, S), alibi_bias(H, S, S)
     elif kind == "window":
-        self_bias, cross = window_bias(config.window, T, T), window_bias(config.window, T, S, True, 1 + align)
+        step = 2 if config.align else 1
+        self_bias, cross = window_bias(config.window, T, T), window_bias(config.window, T, S, True, step)
     elif kind == "abc":
         if not calibration:
             raise ValueError("abc has no bias without a calibration")
@@ -1277,6 +1287,18 @@ def wilson(correct, n, z=1.959964):
     centre = (share + z * z / (2 * n)) / denominator
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def percent(correct, n, decimals=1):
+    """A share in percent, rounded down: 100 is said of nothing less."""
+    return math.floor(100 * 10 ** decimals * correct / n) / 10 ** decimals
+
+
+def exact_lines(accuracy):
+    """{length: share} as the lines of a table."""
+    return ["digits   exact     95% interval         n"] + [
+        f"{length:>6}  {percent(a['correct'], a['n']):5.1f}%  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}"
+        for length, a in accuracy.items()]
 
 
 def share(right):
@@ -1379,12 +1401,79 @@ def held_out_checks(config, numbers, widths, hard):
     return checks
 
 
+def with_lines(config):
+    """Does the method bias with lines, so that only the place of a key counts and not the length of the number?"""
+    return METHODS[config.method].bias in ("window", "abc")
+
+
+def widths_of(config):
+    """Widths to train on: several teach a model with lines that numbers go on."""
+    return list(range(config.width, config.width + 1 + (config.spread if with_lines(config) else 0)))
+
+
+def processes():
+    """-> number of this process, number of processes that share each batch (started by torchrun)."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def average_over_processes(tensors):
+    """Put the mean over all processes into the tensors."""
+    _, count = processes()
+    if count > 1:
+        flat = torch.cat([x.flatten() for x in tensors])
+        dist.all_reduce(flat)
+        for x, mean in zip(tensors, (flat / count).split([x.numel() for x in tensors])):
+            x.copy_(mean.view_as(x))
+
+
+def descend(optimizer, lr, loss):
+    """One step down the gradient, which is averaged over processes and clipped at norm 1 -> the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    weights = [x for group in optimizer.param_groups for x in group["params"]]
+    loss = loss.detach()
+    average_over_processes([x.grad for x in weights] + [loss])
+    nn.utils.clip_grad_norm_(weights, 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    optimizer.step()
+    return loss
+
+
+def train_step(model, optimizer, lr, source, target, bias, bf16=False):
+    """One step on this process's part of a batch -> the loss, which a GPU may still be at work on."""
+    device, (number, count) = bias.decoder[0][0].device, processes()
+    source, target = (x[number::count].to(device, non_blocking=True) for x in (source, target))
+    model.train()
+    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        logits = model(source, target[:, :-1], bias)
+    return descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten()))
+
+
+def check_shares(model, checks, biases, hard):
+    """Shares exact: "accuracy" of all random held-out questions and, with `hard`, "hard" of the last batch."""
+    device = next(model.parameters()).device
+    right = [exact_match(model, source.to(device), target.to(device), biases[width])
+             for width, source, target in checks]
+    shares = {"hard": float(right.pop().float().mean())} if hard else {}
+    return shares | {"accuracy": float(torch.cat(right).float().mean())}
+
+
 class Plan(NamedTuple):
     """How long to train on what."""
     steps: int                              # at most, cool-down included
     widths: list                            # digits that operands are padded to; one is drawn for each batch
     cooldown: float = 0.0                   # steps of falling learning rate, as a share of those before
     give_up: bool = False                   # stop where the cool-down would come without success
+
+
+def is_over(plan, now, goal):
+    """Is training at its end, or to be given up: short of the goal when the cool-down would have to begin, or after
+    five checks no better than those before?"""
+    if now["end"] < plan.steps or not plan.give_up:                                     # the goal has been reached, or
+        return now["step"] >= now["end"]                                                # it may take all its steps
+    before, last = max(now["accuracies"][:-5], default=0), max(now["accuracies"][-5:], default=0)
+    return now["step"] >= now["reached"] or last <= before and 0 < before < goal
 
 
 def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(), name="train"):
@@ -1422,8 +1511,7 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
                           config.precision == "bf16")
         average.update_parameters(model)
         now["tokens"] += source.numel() + target[:, 1:].numel()
-        done = is_over(plan, now, config.goal)
-        checking = now["step"] % config.every == 0 or done
+        checking = now["step"] % config.every == 0 or is_over(plan, now, config.goal)
         if (checking or device.type == "cpu") and not loss.isfinite():                  # a GPU is not waited for
             raise FloatingPointError(f"the loss is {float(loss)} at step {now['step']}")
         if checking:
@@ -1432,9 +1520,8 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
             now["accuracies"].append(shares["accuracy"])
             if min(shares.values()) >= config.goal and now["step"] < now["reached"]:
                 now.update(reached=now["step"], end=min(plan.steps, round(now["step"] * (1 + plan.cooldown))))
-            done |= is_over(plan, now, config.goal)
         now["seconds"] = time.perf_counter() - start
-        if done:
+        if checking and is_over(plan, now, config.goal):
             break
         keeper.step(name, parts, generator, now)
     model.load_state_dict(average.module.state_dict())
@@ -1444,88 +1531,23 @@ def train(model, config, plan, calibration=None, report=silent, keeper=Keeper(),
     return result
 
 
-def is_over(plan, now, goal):
-    """Is training at its end, or to be given up: short of the goal when the cool-down would have to begin, or after
-    five checks no better than those before?"""
-    if now["end"] < plan.steps or not plan.give_up:                                     # the goal has been reached, or
-        return now["step"] >= now["end"]                                                # it may take all its steps
-    before, last = max(now["accuracies"][:-5], default=0), max(now["accuracies"][-5:], default=0)
-    return now["step"] >= now["reached"] or last <= before and 0 < before < goal
-
-
-def processes():
-    """-> number of this process, number of processes that share each batch (started by torchrun)."""
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
-
-
-def average_over_processes(tensors):
-    """Put the mean over all processes into the tensors."""
-    _, count = processes()
-    if count > 1:
-        flat = torch.cat([x.flatten() for x in tensors])
-        dist.all_reduce(flat)
-        for x, mean in zip(tensors, (flat / count).split([x.numel() for x in tensors])):
-            x.copy_(mean.view_as(x))
-
-
-def train_step(model, optimizer, lr, source, target, bias, bf16=False):
-    """One step on this process's part of a batch -> the loss, which a GPU may still be at work on."""
-    device, (number, count) = bias.decoder[0][0].device, processes()
-    source, target = (x[number::count].to(device, non_blocking=True) for x in (source, target))
-    model.train()
-    with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-        logits = model(source, target[:, :-1], bias)
-    return descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten()))
-
-
-def descend(optimizer, lr, loss):
-    """One step down the gradient, which is averaged over processes and clipped at norm 1 -> the loss."""
-    optimizer.zero_grad()
-    loss.backward()
-    weights = [x for group in optimizer.param_groups for x in group["params"]]
-    loss = loss.detach()
-    average_over_processes([x.grad for x in weights] + [loss])
-    nn.utils.clip_grad_norm_(weights, 1.0)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    return loss
-
-
-def check_shares(model, checks, biases, hard):
-    """Shares exact: "accuracy" of all random held-out questions and, with `hard`, "hard" of the last batch."""
-    device = next(model.parameters()).device
-    right = [exact_match(model, source.to(device), target.to(device), biases[width])
-             for width, source, target in checks]
-    shares = {"hard": float(right.pop().float().mean())} if hard else {}
-    return shares | {"accuracy": float(torch.cat(right).float().mean())}
-
-
-def with_lines(config):
-    """Does the method bias with lines, so that only the place of a key counts and not the length of the number?"""
-    return METHODS[config.method].bias in ("window", "abc")
-
-
-def widths_of(config):
-    """Widths to train on: several teach a model with lines that numbers go on."""
-    return list(range(config.width, config.width + 1 + (config.spread if with_lines(config) else 0)))
-
-
 def retrain(config, device, attention, attempt=0, report=silent, keeper=Keeper()):
     """Calibrate on averaged attention (self, cross), and train a new model with the biases -> model, calibration, what
     `train` returned for each try.
 
     The fewest lines come first: they are the strongest bias, and only if the training numbers cannot be learned with
-    them are weaker ones let in, by half the kappa. Source: ABC v2, Eq. 2. Differs: the paper tries once.
+    them are weaker ones let in, by half the kappa; where that lets none in, there is nothing to try. Source: ABC v2,
+    Eq. 2. Differs: the paper tries once.
     """
-    results = []
+    found, results = {}, []
     for n in range(config.tries):
-        rules = dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** n)
-        calibration = calibrate(rules, *attention)
+        calibration = calibrate(dataclasses.replace(config, kappa_cross=config.kappa_cross / 2 ** n), *attention)
+        found.setdefault(str(line_table(calibration)), calibration)
+    for n, calibration in enumerate(found.values()):
         report(stage=f"retrain, try {n + 1}", lines=line_table(calibration))
         torch.manual_seed(config.seed + 1)
         model = Transformer(config).to(device)
-        plan = Plan(config.retrain_steps, widths_of(config), config.cooldown, n + 1 < config.tries)
+        plan = Plan(config.retrain_steps, widths_of(config), config.cooldown, n + 1 < len(found))
         results.append(train(model, config, plan, calibration, report, keeper, f"retrain {attempt}.{n}"))
         if results[-1]["exact"]:
             break
@@ -1558,19 +1580,21 @@ def learn(config, device, report=silent, keeper=Keeper()):
     for attempt in range(config.teachers):
         report(stage="interpolate")
         torch.manual_seed(config.seed + 10 ** 6 * attempt)
-        model = Transformer(first).to(device)
-        results["interpolate"].append(train(model, first, plan, None, report, keeper, f"interpolate {attempt}"))
-        right = exact_match(model, *sample(first, held_out, 2000, config.seed + 3, device), bias)
-        accuracy = float(right.float().mean())
-        report(interpolation_accuracy=accuracy, n=len(right))
+        learner = Transformer(first).to(device)
+        results["interpolate"].append(train(learner, first, plan, None, report, keeper, f"interpolate {attempt}"))
+        right = exact_match(learner, *sample(first, held_out, 2000, config.seed + 3, device), bias)
+        exact = float(right.float().mean())
+        report(interpolation_accuracy=exact, n=len(right))
         if not abc:
-            return model, None, None, results, accuracy, seconds
-        if accuracy < 0.99 and not config.force:
+            return learner, None, None, results, exact, seconds
+        if exact < 0.99 and not config.force:
+            if attempt:                                 # what was retrained before is kept
+                break
             raise ValueError(f"--method: abc calibrates on a model that interpolates, 99% at least; this one answers "
-                             f"{accuracy:.1%} of held-out numbers (train it longer, or --force)")
-        start, teacher = time.perf_counter(), model
-        attention = collect_attention(model, *sample(first, pool, config.calibration_samples, config.seed + 4, device),
-                                      bias, config.calibrate_on == "scores")[:2]
+                             f"{percent(int(right.sum()), len(right))}% of held-out numbers (train longer, or --force)")
+        start, teacher, accuracy = time.perf_counter(), learner, exact
+        questions = sample(first, pool, config.calibration_samples, config.seed + 4, device)
+        attention = collect_attention(teacher, *questions, bias, config.calibrate_on == "scores")[:2]
         seconds += time.perf_counter() - start
         model, calibration, tried = retrain(config, device, [a.cpu() for a in attention], attempt, report, keeper)
         results["retrain"] = results.get("retrain", []) + tried
@@ -1631,7 +1655,7 @@ class PairsConfig:
     """What a run of the task "consecutive" depends on. Raises: ValueError naming the option."""
     last_section = 9
     task: str = option("consecutive", "what to learn", choices=("consecutive",))
-    seed: int = option(0, "first seed", 0, 2 ** 32)
+    seed: int = option(0, "first seed", 0, 10 ** 5)
     seeds: int = option(1, "consecutive: models trained, from --seed on", 1, 1000)
     d_vocab: int = option(16, "consecutive: tokens", 3, 2 ** 16)
     d_head: int = option(32, "consecutive: width of queries and keys", 1, 65536)
@@ -1644,8 +1668,7 @@ class PairsConfig:
     plant: float = option(0.0, "consecutive: probability that a pair of places is made consecutive", 0, 1)
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            check_option(field, getattr(self, field.name))
+        check_options(self)
 
 
 class PairsModel(nn.Module):
@@ -1908,8 +1931,7 @@ class EncoderConfig:
     samples: int = option(1000, "examples a length", 1, 10 ** 7)
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            check_option(field, getattr(self, field.name))
+        check_options(self)
         fill = functools.partial(object.__setattr__, self)
         for name, value in zip(("n_layer", "d_model", "n_head"), SIZES[self.size]):
             fill(name, getattr(self, name) or value)
@@ -2015,7 +2037,7 @@ def draw_examples(config, generator):
     --prime-lengths in turn; of the others only a counts, since their b is new each time. Source: Jelassi et al.,
     "Training procedures"."""
     a, lengths = draw_short(config, 0, config.n_train, generator), config.prime_lengths
-    b, long_ones = torch.zeros_like(a), seeded(config.seed + 4)
+    b, long_ones = torch.zeros_like(a), seeded(config.seed + 10 ** 6)
     for turn, length in enumerate(lengths):
         places = torch.arange(config.prime)[turn::len(lengths)]
         a[places], b[places] = draw_long(config, length, len(places), long_ones)
@@ -2078,7 +2100,7 @@ def evaluate_encoder(model, config):
         right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
         exact, wrong = right.all(1), (~right).sum(1)
         found["accuracy"][str(length)] = share(exact)
-    counts = lambda x: {str(n): int((x == n).sum()) for n in x.unique().tolist()}
+    counts = lambda x: {str(n): int((x == n).sum()) for n in x.unique().tolist()}       # of the last, longest length
     found["wrong_digits"] = counts(wrong[~exact])
     found["wrong_places"] = counts((~right[wrong == 1]).int().argmax(1) + 1)
     if config.task == "addition":
@@ -2096,21 +2118,20 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
     if config.finetune:                                 # training in which all examples are long ones
         stages["finetune"] = dataclasses.replace(config, n_train=config.finetune, prime=config.finetune,
                                                  steps=config.finetune_steps)
-    seconds, curves, found = {"evaluate": 0.0}, [], []
+    seconds, found = {"evaluate": 0.0}, []
     for seed, (name, stage) in enumerate(stages.items(), config.seed + 2):
         report(stage=name)
-        if curves:                                      # dropout in fine-tuning must not depend on a resumption
+        if found:                                       # dropout in fine-tuning must not depend on a resumption
             torch.manual_seed(seed)
         result = train_encoder(model, stage, name, seed, report, keeper)
-        curves.append(result["curve"])
         start = time.perf_counter()
-        found.append(evaluate_encoder(model, config))
+        found.append(evaluate_encoder(model, config) | {"curve": result["curve"]})
         seconds[name] = round(result["seconds"], 2)
         seconds["evaluate"] = round(seconds["evaluate"] + time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()), 2)
     record = dict(task=config.task, method=config.method, preset=config.preset, seed=config.seed,
                   config=dataclasses.asdict(config), device=device_name(device), torch=torch.__version__,
-                  source_sha256=source_sha256(config), seconds=seconds, curve=curves[0], **found[-1])
+                  source_sha256=source_sha256(config), seconds=seconds, **found[-1])
     if config.finetune:
         record["before"] = found[0]
     return record, model
@@ -2119,12 +2140,9 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
 def encoder_summary(record):
     """The record as the lines that a run prints."""
     words = lambda found: ", ".join(f"{key}: {value}" for key, value in found.items()) or "none"
-    out = ["digits   exact     95% interval         n"]
-    for length, a in record["accuracy"].items():
-        line = f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}"
-        if "before" in record:
-            line += f", before fine-tuning {record['before']['accuracy'][length]['correct'] / a['n']:.1%}"
-        out.append(line)
+    out = exact_lines(record["accuracy"])
+    if "before" in record:
+        out = ["before fine-tuning", *exact_lines(record["before"]["accuracy"]), "after it", *out]
     if "carries" in record:
         out += [f"[right, n] by carries  {words(record['carries']['nc'])}",
                 f"[right, n] by longest run of carries  {words(record['carries']['mc'])}"]
@@ -2159,40 +2177,14 @@ PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 *
 
 
 def check_record(record):
-    """Raises: KeyError, TypeError, ValueError, AttributeError or ArithmeticError when seed, time or shares of exact
-    answers, which most tables and pictures read, are missing or are none."""
-    int(record["seed"])
+    """Raises: KeyError, TypeError, ValueError, AttributeError or ArithmeticError when seed, device, time or shares of
+    exact answers, which most tables and pictures read, are missing or are none."""
+    int(record["seed"]), str(record["device"])
     if record["task"] == PairsConfig.task:
         return
     float(record["seconds"]["total"])
     for length, counts in record["accuracy"].items():
         int(length), wilson(counts["correct"], counts["n"])
-
-
-def records_in(path):
-    """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
-    options). Raises: ValueError naming file and line."""
-    path, number, found = Path(path), 1, []
-    try:
-        text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
-        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
-            record = json.loads(line)
-            check_record(record)
-            found.append((record, (record["task"], record.get("method"), changed_options(record))))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
-    return found
-
-
-def read_records(*paths):
-    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
-    groups = {}
-    for path in paths:
-        for record, key in records_in(path):
-            groups.setdefault(key, {})[record["seed"]] = record
-    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
 def is_encoder(record):
@@ -2234,9 +2226,30 @@ def changed_options(record):
     return " ".join(changed or ["--teacher DIR"] * is_given_teacher(record))
 
 
-def percent(correct, n):
-    """Never rounded up to 100."""
-    return "100" if correct == n else f"{math.floor(1e4 * correct / n) / 100:g}"
+def records_in(path):
+    """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
+    options). Raises: ValueError naming file and line."""
+    path, number, found = Path(path), 1, []
+    try:
+        text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
+        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+            record = json.loads(line)
+            check_record(record)
+            found.append((record, (record["task"], record.get("method"), changed_options(record))))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
+    return found
+
+
+def read_records(*paths):
+    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
+    groups = {}
+    for path in paths:
+        for record, key in records_in(path):
+            groups.setdefault(key, {})[record["seed"]] = record
+    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
 def interval(low, high):
@@ -2262,7 +2275,7 @@ def cell(records, length, name=None):
         return "not run"
     total = [sum(counts) for counts in zip(*seeds)]
     exact = f", {sum(right == asked for right, asked in seeds)}/{len(seeds)}" if len(seeds) > 1 else ""
-    return f"{percent(*total)} {interval(*wilson(*total))}{exact}"
+    return f"{percent(*total, 2):g} {interval(*wilson(*total))}{exact}"
 
 
 def cells(records, lengths, **more):
@@ -2302,7 +2315,7 @@ SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), s
 def abc_tables(runs):
     """-> tables (title, note, rows {column: cell}) of ABC; runs: task -> records with default settings."""
     every = sum(runs.values(), [])
-    missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'])} at {length} (n = {a['n']:,})"
+    missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'], 2):g} at {length} (n = {a['n']:,})"
               for r in every for length, a in r["accuracy"].items() if a["correct"] < a["n"]]
     columns = {task: cells(records, tested(every)) for task, records in runs.items()}
     yield ("ABC, default settings",
@@ -2616,7 +2629,7 @@ def encoder_picture(plt, records):
     lengths.set(xlabel="digits")
     carries.set(xlabel="carries (solid), longest run of carries (dotted)", title=f"{longest} digits")
     carries.set_visible("carries" in first)
-    steps, digits = zip(*first["curve"])
+    steps, digits = zip(*first.get("before", first).get("curve", first["curve"]))
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
     curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=encoder_name(first))
     curve.legend(title="digit from\nthe left", loc="center left", bbox_to_anchor=(1, 0.5))
@@ -2658,7 +2671,7 @@ def draw_pictures(folder, loaded, groups, question=None):
         models.insert(0, ("vanilla", teacher, teacher.config, None))
         for layer, figure in enumerate(bias_pictures(plt, config, calibration, teacher), 1):
             save(f"bias-layer{layer}", figure)
-    if config.align:
+    if METHODS[config.method].bias == "window":
         save("window", window_picture(plt, config))
     if not question:
         length = min(20, max(config.lengths + config.hard))                             # fits a learned table
@@ -2795,6 +2808,17 @@ def comparisons(s):
     yield ("digit_time_10000_vs_1000", "a digit of 10,000 / of 1,000, line-sparse", digit["10000"], digit["1000"])
 
 
+def peak_bytes(device):
+    """Most memory in use so far: of the process, or of the GPU's tensors; None where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def benchmark(device):
     """Ratios from interleaved runs on this machine -> {"ratios", "seconds", "peak_bytes", "device", "torch"}."""
     s, paper = {}, make_config("paper", width=8, lengths=(6,), batch=Config.batch)
@@ -2812,17 +2836,6 @@ def benchmark(device):
     ratios["sparse_vs_dense"] = {digits: ratios.pop(digits) for digits in s["sparse"]}
     return {"ratios": ratios, "seconds": s, "peak_bytes": peak_bytes(device), "device": device_name(device),
             "torch": torch.__version__}
-
-
-def peak_bytes(device):
-    """Most memory in use so far: of the process, or of the GPU's tensors; None where it is not known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def benchmark_summary(found):
@@ -2856,8 +2869,9 @@ def pick_device(name):
 
 def summary(record):
     """The record as the lines that a run prints."""
-    seconds, lines = record["seconds"], record["lines"]
-    out = [f"interpolate  {record['interpolation_accuracy']:.1%} of 2,000 held-out numbers exact, "
+    seconds, config, learned = record["seconds"], record["config"], round(2000 * record["interpolation_accuracy"])
+    lines = [r for r in record["lines"] if config["layer"] == "own" or r["layer"] == config["n_layer"]]  # those in use
+    out = [f"interpolate  {percent(learned, 2000)}% of 2,000 held-out numbers exact, "
            f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
     if lines:
         transparent = sum(line["line"] is None for line in lines)
@@ -2868,9 +2882,7 @@ def summary(record):
         out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
                 f"{seconds['retrain']:.1f} s"]
     out += [f"evaluate     {seconds['evaluate']:.1f} s; whole run {seconds['total']:.1f} s on {record['device']}", "",
-            "digits   exact     95% interval         n"]
-    for length, a in record["accuracy"].items():
-        out.append(f"{length:>6}  {a['correct'] / a['n']:6.1%}  {a['low']:7.2%} - {a['high']:7.2%}  {a['n']:8,}")
+            *exact_lines(record["accuracy"])]
     for length, sets in record["hard"].items():
         out.append(f"hard sets of {length} digits, right of n: "
                    + ", ".join(f"{name} {a['correct']}/{a['n']}" for name, a in sets.items()))
@@ -3023,7 +3035,7 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message.removeprefix("argument "))
 
 
-def numbers(text):
+def whole_numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 
@@ -3038,12 +3050,12 @@ def parser():
             _, defaults = known.setdefault(field.name, (field, {}))
             defaults.setdefault(field.default, f"{label}{field.default}")               # only defaults that differ
     for name, (field, defaults) in known.items():
-        kind = numbers if isinstance(field.default, tuple) else type(field.default)
+        kind = whole_numbers if isinstance(field.default, tuple) else type(field.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
         p.add_argument(flag(name), help=f"{field.metadata['help']} (default: {'; '.join(defaults.values())})", **how)
-    p.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
+    p.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), help="where to run (default: auto)")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
-    p.add_argument("--save-every", type=int, default=200, help="steps between checkpoints (default: 200)")
+    p.add_argument("--save-every", type=int, help="steps between checkpoints (default: 200)")
     p.add_argument("--resume", help="folder of an interrupted run to go on with")
     p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     p.add_argument("--teacher", help="abc: folder of a run whose first model is calibrated on again, not trained")
@@ -3086,7 +3098,7 @@ def read_config(options):
     if kind is Config:
         given.pop("model", None)
     refuse(given, {field.name for field in dataclasses.fields(kind)},
-           f"--task {task or kind.task} with --model {model} has no such option")
+           f"--task {task or kind.task}" + f" with --model {model}" * (kind is not PairsConfig) + " has no such option")
     return KINDS[kind].make(**given)
 
 
@@ -3137,7 +3149,7 @@ def limit_memory():
 
 def prepare(options, config):
     """Device and settings of this process -> torch.device. Raises: ValueError."""
-    device = pick_device(options["device"])
+    device = pick_device(options.get("device", "auto"))
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:                                        # started by torchrun
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -3147,7 +3159,7 @@ def prepare(options, config):
         raise ValueError(f"--task: {config.task} is trained by one process, not {processes()[1]}")
     if config.batch % processes()[1]:
         raise ValueError(f"--batch: {config.batch} examples cannot be shared by {processes()[1]} processes")
-    if options["save_every"] < 1:
+    if options.get("save_every", 1) < 1:
         raise ValueError(f"--save-every: {options['save_every']} is not positive")
     if device.type == "cpu":
         limit_memory()
@@ -3174,7 +3186,7 @@ def append_line(path, text):
     the disk is full, and then leaves no half line."""
     with open(path, "a+b", buffering=0) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        line = (b"" if file.read(1) in b"\n" else b"\n") + text.encode() + b"\n"
+        line = (b"" if file.read(1) in (b"", b"\n") else b"\n") + text.encode() + b"\n"
         written = file.write(line)
         if written < len(line):
             file.truncate(file.tell() - written)
@@ -3191,7 +3203,7 @@ def publish(record, options, text):
 def carry_out(config, device, folder, state, options):
     """Run, or go on from a state, in a folder that is locked -> exit code."""
     kind = KINDS[type(config)]
-    keeper = Keeper(folder / "checkpoint.pt", dataclasses.asdict(config), options["save_every"], state)
+    keeper = Keeper(folder / "checkpoint.pt", dataclasses.asdict(config), options.get("save_every", 200), state)
     keeper.save()
     progress = Progress(folder / "log.jsonl", "quiet" in options, keeper)
     try:
@@ -3260,6 +3272,8 @@ def eval_command(options):
         raise ValueError(f"--eval: a run of the task {config.task} cannot be tested on other lengths")
     asked = {name: options[name] for name in TESTED if name in options}
     refuse(asked, {field.name for field in dataclasses.fields(config)}, "encoder-only models have no such option")
+    if isinstance(config, EncoderConfig) and max(asked.get("lengths", (0,))) > config.width:
+        raise ValueError(f"--lengths: {max(asked['lengths'])} digits do not fit the width of the run, {config.width}")
     config = dataclasses.replace(config, **asked)
     test = functools.partial(evaluate, calibration=calibration) if isinstance(config, Config) else evaluate_encoder
     device, record = prepare(options, config), records_in(options["eval"])[0][0]
@@ -3271,7 +3285,7 @@ def eval_command(options):
     record.pop("before", None)                          # what preceded fine-tuning is known at the lengths of the run
     seconds, record["peak_bytes"] = record["seconds"], peak_bytes(device)
     seconds["evaluate"] = round(time.perf_counter() - start, 2)
-    seconds["total"] = round(sum(seconds.values()) - seconds["total"], 2)
+    seconds["total"] = round(sum(taken for name, taken in seconds.items() if name != "total"), 2)
     publish(record, options, KINDS[type(config)].summary(record))
 
 
@@ -3325,7 +3339,7 @@ def plot_command(options):
 
 
 def benchmark_command(options):
-    found = benchmark(pick_device(options["device"]))
+    found = benchmark(pick_device(options.get("device", "auto")))
     print(json.dumps(found) if "json" in options else benchmark_summary(found))
 
 
@@ -3341,11 +3355,12 @@ def list_command(options):
         print(f"  {name:<14} {method.where} ({method.source})")
 
 
-# What each command takes beside itself, --device, --save-every, --quiet and --debug.
-COMMANDS = {"list": (list_command, ()), "benchmark": (benchmark_command, ("json",)), "report": (report_command, ()),
-            "plot_from": (plot_command, ("attend",)),
-            "eval": (eval_command, (*TESTED, "record", "json", "deterministic")),
-            "resume": (train_command, (*OPTIONS, "record", "plot", "attend", "json", "deterministic")),
+# What each command takes beside itself and --debug.
+COMMANDS = {"list": (list_command, ()), "benchmark": (benchmark_command, ("json", "device")),
+            "report": (report_command, ()), "plot_from": (plot_command, ("attend",)),
+            "eval": (eval_command, (*TESTED, "record", "json", "device", "deterministic")),
+            "resume": (train_command, (*OPTIONS, "record", "plot", "attend", "json", "quiet", "device", "deterministic",
+                                       "save_every")),
             "ask": (ask_command, ("from",)), "from": (ask_command, ())}
 
 
@@ -3353,9 +3368,19 @@ def choose_command(options):
     """-> the function for the options. Raises: ValueError for one that would be ignored."""
     for name, (command, more) in COMMANDS.items():
         if name in options:
-            refuse(options, {name, "device", "save_every", "quiet", "debug", *more}, f"has no effect on {flag(name)}")
+            refuse(options, {name, "debug", *more}, f"has no effect on {flag(name)}")
             return command
     return train_command
+
+
+def one_line(error):
+    """What went wrong, for the user."""
+    text = str(error)
+    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
+        return "out of memory; lower --batch, --d-model, --d-ff, --calibration-samples or the --lengths"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return text if isinstance(error, (ValueError, FloatingPointError)) else text.partition("\n")[0] + " (--debug)"
 
 
 def main(argv=None):
@@ -3384,16 +3409,6 @@ def main(argv=None):
     if text:
         print(f"lengen: {text}", file=sys.stderr)
     return code
-
-
-def one_line(error):
-    """What went wrong, for the user."""
-    text = str(error)
-    if isinstance(error, MemoryError) or "out of memory" in text or "allocate memory" in text:
-        return "out of memory; lower --batch, --d-model, --d-ff, --calibration-samples or the --lengths"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return text if isinstance(error, (ValueError, FloatingPointError)) else text.partition("\n")[0] + " (--debug)"
 
 
 if __name__ == "__main__":
