@@ -75,14 +75,19 @@ done
 wait
 
 # The papers' tables, natural width; those with a number of steps would take all 8,000
+papers() {                                  # their 60 digits are 200 bits
+    local lengths=6,10,15,20,50,60
+    if [ "$2" = parity ]; then lengths+=,200; set -- "$@" --long-samples 1000; fi
+    record "$@" --lengths "$lengths" --samples 10000
+}
 for method in window-cyclic window-nope vanilla rope rpe-k rpe-kq ape; do
     for task in successor addition nx1 parity; do
-        record --task "$task" --method "$method" --lengths 6,10,15,20,50,60 --samples 10000
+        papers --task "$task" --method "$method"
     done
 done
 for method in window alibi nope; do
     for task in successor addition nx1 parity; do
-        record --task "$task" --method "$method" --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
+        papers --task "$task" --method "$method" --steps 3000
     done
 done
 record --task parity-label --method vanilla --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
