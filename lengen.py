@@ -1655,7 +1655,7 @@ class PairsConfig:
     """What a run of the task "consecutive" depends on. Raises: ValueError naming the option."""
     last_section = 9
     task: str = option("consecutive", "what to learn", choices=("consecutive",))
-    seed: int = option(0, "first seed", 0, 10 ** 5)
+    seed: int = option(0, "first seed", 0, 10 ** 5)            # below 10 ** 6, that of the test
     seeds: int = option(1, "consecutive: models trained, from --seed on", 1, 1000)
     d_vocab: int = option(16, "consecutive: tokens", 3, 2 ** 16)
     d_head: int = option(32, "consecutive: width of queries and keys", 1, 65536)
@@ -2037,7 +2037,7 @@ def draw_examples(config, generator):
     --prime-lengths in turn; of the others only a counts, since their b is new each time. Source: Jelassi et al.,
     "Training procedures"."""
     a, lengths = draw_short(config, 0, config.n_train, generator), config.prime_lengths
-    b, long_ones = torch.zeros_like(a), seeded(config.seed + 10 ** 6)
+    b, long_ones = torch.zeros_like(a), seeded(config.seed + 10 ** 6)                   # a stream that no test has
     for turn, length in enumerate(lengths):
         places = torch.arange(config.prime)[turn::len(lengths)]
         a[places], b[places] = draw_long(config, length, len(places), long_ones)
@@ -2200,7 +2200,7 @@ def is_given_teacher(record):
 def changed_options(record):
     """Flags by which a record's run differs from the defaults, apart from seed, most steps, what was tested and, unless
     the method is "abc", the rules of calibration. Those of encoder-only models begin with --model; theirs and those of
-    consecutive pairs hold the steps. A run that was given its teacher is told from one that trained it.
+    consecutive pairs hold the steps. A run that was given its teacher, and nothing else changed, is told by --teacher.
     """
     config, default = record["config"], {"preset": Config.preset}
     ignored = {"task", "method", "seed", "lengths", "hard", "samples", "long_samples"}
@@ -2211,7 +2211,7 @@ def changed_options(record):
         default.update(model="", clip=2 * config["width"])
         ignored.update(["every"], [] if config["prime"] or config["finetune"] else ["prime_lengths"])
     else:
-        usual = make_config(record["preset"], task=config["task"], base=config["base"])
+        usual = make_config(record["preset"], task=config["task"], method=config["method"], base=config["base"])
         default.update(base=TASKS[config["task"]].base or Config.base)
         names = list(config)
         rules = names[names.index("calibrate_on"):names.index("penalty") + 1]

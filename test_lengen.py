@@ -1071,6 +1071,12 @@ def test_a_run_says_that_no_line_can_open(kappa, said):
     assert ("no line in cross-attention" in text) == said and "no line in self" not in text
 
 
+def test_what_a_preset_sets_is_no_changed_option():
+    paper = dict(preset="paper", task="addition", method="rope")
+    assert L.changed_options(fake_record(0, 9, **paper)) == "--preset paper"
+    assert L.changed_options(fake_record(0, 9, **paper, d_model=128)) == "--preset paper --d-model 128"
+
+
 def test_report_counts_by_hand(tmp_path, capsys):
     records = [fake_record(0, 200), fake_record(1, 199), fake_record(1, 200), fake_record(2, 199),
                fake_record(0, 100, layer="last"), fake_record(0, 7, method="rope"),
