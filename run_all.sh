@@ -137,7 +137,6 @@ encoder $deep --lengths 5,6,7,8,9,10 --width 10 --clip 12 --d-model 256 --n-head
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 18 --clip 20 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
-W14encoder $deep --lengths 5,6,7,8,9,10 --width 18 --clip 20 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
 for change in "--width 6" "--width 6 --precision float32" "--width 6 --precision float32 --init 0.02" "--width 6 --norm post --init 0.02" "--width 12" "--width 6 --clip 8" "--width 12 --clip 14"; do

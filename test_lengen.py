@@ -1030,8 +1030,9 @@ def documented_commands(tmp_path):
     (tmp_path / "python").write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >> {shlex.quote(str(tmp_path / "log"))}\n')
     (tmp_path / "python").chmod(0o755)
     for mode in ("quick", "alone", "full"):
-        subprocess.run(["bash", "run_all.sh", mode], cwd=tmp_path, capture_output=True,
-                       env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "4"})
+        done = subprocess.run(["bash", "run_all.sh", mode], cwd=tmp_path, capture_output=True, text=True,
+                              env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "4"})
+        assert done.returncode == 0, done.stderr[-300:]
     for line in (tmp_path / "log").read_text().splitlines():
         if line.startswith("lengen.py"):
             yield shlex.split(line)[1:]
