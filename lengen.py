@@ -2393,7 +2393,7 @@ def pairs_tables(groups):
 
 
 def report(path):
-    """The README's tables from a file of records, as Markdown; one without rows is left out."""
+    """Tables of a file of records, as Markdown; one without rows is left out."""
     groups, encoders, pairs, texts = {}, {}, {}, []
     for key, records in read_records(path).items():
         (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else groups)[key] = records

@@ -198,4 +198,4 @@ wait
 
 python lengen.py --eval runs/full/addition-0 --lengths 10000 --long-samples 20 --hard 10000 --record results/long.jsonl
 python lengen.py --benchmark --json > results/benchmark.json
-python lengen.py --report "$records"
+for name in results encoder pairs; do python lengen.py --report "results/$name.jsonl" | tee "results/$name.md"; done

@@ -1045,6 +1045,13 @@ def test_documented_commands_are_accepted(tmp_path):
         L.read_config(vars(L.parser().parse_args(command)))
 
 
+def test_published_tables_are_those_of_the_records():
+    for name in ("results", "encoder", "pairs"):
+        assert (HERE / f"results/{name}.md").read_text() == L.report(HERE / f"results/{name}.jsonl")
+    main_table, _, _ = (HERE / "results/results.md").read_text().partition("### Cost")
+    assert main_table in (HERE / "README.md").read_text()
+
+
 def fake_record(seed, right, **config):
     config = json.loads(json.dumps(dataclasses.asdict(L.make_config(seed=seed, **config))))
     tally = dict(zip(("low", "high"), L.wilson(right, 200)), correct=right, n=200)
