@@ -60,6 +60,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import sys
@@ -77,8 +78,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 try:
     import fcntl
-except ImportError:                         # Windows: no locks
-    fcntl = None
+    import resource
+except ImportError:                         # Windows: no locks, no limits
+    fcntl = resource = None
 
 INF = float("inf")
 
@@ -1770,18 +1772,13 @@ def score_patterns(scores):
 def circle_order(vectors):
     """Vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign; the circle is cut
     at the widest gap. 1: in order around the circle (Observation 4); None: fewer than three, always in order."""
-    found = []
-    for points in (vectors[0::2], vectors[1::2]):
-        if len(points) < 3:
-            found.append(None)
-            continue
-        angle = torch.atan2(points[:, 1], points[:, 0])
-        ordered = angle.sort().values
-        following = ordered.roll(-1)
-        start = following[((following - ordered) % (2 * math.pi)).argmax()]
-        rank = ((angle - start) % (2 * math.pi)).argsort().argsort().double()
-        found.append(abs(float(torch.corrcoef(torch.stack([rank, torch.arange(len(rank)).double()]))[0, 1])))
-    return found
+    def order(points):
+        angle, value = torch.atan2(points[:, 1], points[:, 0]).sort()
+        gap = (angle.roll(-1) - angle) % (2 * math.pi)
+        value = value.roll(-1 - int(gap.argmax())).double()                             # as met around the circle
+        return abs(float(torch.corrcoef(torch.stack([value, torch.arange(len(value)).double()]))[0, 1]))
+
+    return [order(points) if len(points) > 2 else None for points in (vectors[0::2], vectors[1::2])]
 
 
 def run_pairs(config, device, report=silent, keeper=Keeper()):
@@ -1954,19 +1951,16 @@ class EncoderConfig:
 
 
 PAPER_ENCODER = dict(size="standard", norm="post", init=0.02, dropout=0.1, batch=32, lr=1e-4, warmup=1,
-                     steps=15_000 * 5000 // 32, every=5000, samples=10_000)
+                     steps=15_000 * 5000 // 32, every=5000, samples=10_000, lengths=(5, 6, 10, 15, 20))
+PAPER_TASKS = {"elementwise-addition": dict(size="base", n_train=50_000, steps=15_000 * 50_000 // 32),
+               **dict.fromkeys(("multiplication", "modular-multiplication"), dict(lengths=(5, 10, 20, 30, 35)))}
 
 
 def make_encoder_config(preset="fast", **options):
     """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000;
     element-wise addition as in App. A.2."""
     if preset == "paper":
-        task, own = options.get("task", ""), {"lengths": (5, 6, 10, 15, 20)}
-        if "multiplication" in task:
-            own = {"lengths": (5, 10, 20, 30, 35)}
-        if task == "elementwise-addition":
-            own |= {"size": "base", "n_train": 50_000, "steps": 15_000 * 50_000 // 32}
-        options = PAPER_ENCODER | own | options
+        options = PAPER_ENCODER | PAPER_TASKS.get(options.get("task"), {}) | options
     return EncoderConfig(preset=preset, **options)
 
 
@@ -2176,17 +2170,6 @@ PUBLISHED = {
 PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
 
 
-def check_record(record):
-    """Raises: KeyError, TypeError, ValueError, AttributeError or ArithmeticError when seed, device, time or shares of
-    exact answers, which most tables and pictures read, are missing or are none."""
-    int(record["seed"]), str(record["device"])
-    if record["task"] == PairsConfig.task:
-        return
-    float(record["seconds"]["total"])
-    for length, counts in record["accuracy"].items():
-        int(length), wilson(counts["correct"], counts["n"])
-
-
 def is_encoder(record):
     """Only encoder-only models have a training set of fixed size."""
     return "n_train" in record["config"]
@@ -2226,20 +2209,30 @@ def changed_options(record):
     return " ".join(changed or ["--teacher DIR"] * is_given_teacher(record))
 
 
+@contextlib.contextmanager
+def refused(text, *errors):
+    """Errors of these kinds, by default of any, come from bad input: a ValueError of one line, the text and why."""
+    try:
+        yield
+    except errors or Exception as error:
+        why = getattr(error, "strerror", None) or (str(error) if isinstance(error, ValueError) else repr(error))
+        raise ValueError(f"{text}: {why[:300]}") from None
+
+
 def records_in(path):
     """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
     options). Raises: ValueError naming file and line."""
-    path, number, found = Path(path), 1, []
-    try:
+    path, found = Path(path), []
+    with refused(f"{str(path)!r} holds no records that can be read"):
         text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
-        for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+    for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+        with refused(f"line {number} of {str(path)!r} is no record of a run"):
             record = json.loads(line)
-            check_record(record)
-            found.append((record, (record["task"], record.get("method"), changed_options(record))))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{str(path)!r} holds no records that can be read ({type(error).__name__})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"line {number} of {str(path)!r} is no record of a run ({error!r})") from None
+            key = record["task"], record.get("method"), changed_options(record)
+            int(record["config"]["seed"]), list(tables({key: [record]}))                # it has all that a table reads
+            if record["task"] != PairsConfig.task:
+                cells([record], tested([record]))                                       # at every length
+            found.append((record, key))
     return found
 
 
@@ -2248,7 +2241,7 @@ def read_records(*paths):
     groups = {}
     for path in paths:
         for record, key in records_in(path):
-            groups.setdefault(key, {})[record["seed"]] = record
+            groups.setdefault(key, {})[record["config"]["seed"]] = record
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -2365,8 +2358,8 @@ def encoder_tables(groups):
     """The same for encoder-only models, and their sums by carries at the longest length."""
     every, stages, sums = sum(groups.values(), []), {}, []
     for (task, method, change), records in groups.items():
-        if "before" in records[0]:
-            stages[task, method, f"{change}, before"] = [r | r["before"] for r in records]
+        if before := [r | r["before"] for r in records if "before" in r]:
+            stages[task, method, f"{change}, before"] = before
         stages[task, method, change] = records
     yield ("Encoder-only models", SHARES + ", by digits; s: median of training and tests.",
            [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
@@ -2392,14 +2385,20 @@ def pairs_tables(groups):
             for (*_, change), records in groups.items() for record in records])
 
 
-def report(path):
-    """Tables of a file of records, as Markdown; one without rows is left out."""
-    groups, encoders, pairs, texts = {}, {}, {}, []
-    for key, records in read_records(path).items():
+def tables(every):
+    """All tables of records, as `read_records` returns them."""
+    groups, encoders, pairs = {}, {}, {}
+    for key, records in every.items():
         (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else groups)[key] = records
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
     abc = abc_tables(runs) if runs else ()
-    for title, note, rows in (*abc, *method_tables(groups), *encoder_tables(encoders), *pairs_tables(pairs)):
+    return *abc, *method_tables(groups), *encoder_tables(encoders), *pairs_tables(pairs)
+
+
+def report(path):
+    """Tables of a file of records, as Markdown; one without rows is left out."""
+    texts = []
+    for title, note, rows in tables(read_records(path)):
         if rows:
             lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
             text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
@@ -2419,10 +2418,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def pyplot():
     """matplotlib.pyplot that draws to files. Raises: ValueError that says how to install it."""
-    try:
+    with refused("--plot: pictures need matplotlib (pip install matplotlib)", ImportError):
         import matplotlib.pyplot as plt
-    except ImportError:
-        raise ValueError("--plot: pictures need matplotlib: pip install matplotlib") from None
     plt.switch_backend("agg")
     plt.rcParams.update({"axes.prop_cycle": plt.cycler(color=COLOURS * 2, marker=list("osv^DPX<>phd*8")),
                          "lines.markersize": 5, "font.size": 11, "axes.titlesize": 10, "figure.titlesize": 11,
@@ -2551,17 +2548,13 @@ def window_picture(plt, config):
 
 def training_picture(plt, config, log):
     """Loss and held-out accuracy of every stage on one time axis."""
-    stages = []
-    for entry in log:
-        if "stage" in entry:
-            stages.append((entry["stage"], []))
-        if "step" in entry:
-            stages[-1][1].append((entry["seconds"], entry["loss"], 100 * entry["accuracy"]))
     figure, (above, below) = plt.subplots(2, sharex=True, figsize=(9, 6))
-    for stage, checks in stages:
+    starts = [n for n, entry in enumerate(log) if "stage" in entry]
+    for start, end in zip(starts, [*starts[1:], None]):
+        checks = [(e["seconds"], e["loss"], 100 * e["accuracy"]) for e in log[start:end] if "step" in e]
         if checks:
             seconds, loss, accuracy = zip(*checks)
-            above.plot(seconds, loss, label=stage)
+            above.plot(seconds, loss, label=log[start]["stage"])
             below.plot(seconds, accuracy)
     above.set(yscale="log", ylabel="loss", title=run_title(config))
     below.set(xlabel="seconds since the start", ylabel="held-out numbers exact, percent", ylim=(-3, 103))
@@ -2815,11 +2808,7 @@ def peak_bytes(device):
     """Most memory in use so far: of the process, or of the GPU's tensors; None where it is not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def benchmark(device):
@@ -2843,11 +2832,7 @@ def benchmark(device):
 
 def benchmark_summary(found):
     """As a Markdown table."""
-    def show(seconds):
-        if seconds is None:
-            return "not run"
-        return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
+    show = lambda s: "not run" if s is None else f"{1e3 * s:.1f} ms" if s < 1 else f"{s:.1f} s"
     lines = ["| what | first | second | ratio |", "| --- | --- | --- | --- |"]
     for _, what, first, second in comparisons(found["seconds"]):
         ratio = f"{first / second:.2f}" if first else "not run"
@@ -2909,14 +2894,10 @@ TESTED = ("lengths", "hard", "samples", "long_samples")
 
 def read_run(folder, asked_by):
     """DIR/checkpoint.pt -> (state, config). Raises: ValueError when it holds no run of this program."""
-    try:
+    with refused(f"{asked_by}: {str(folder)!r} holds no run of this program, or one of other options"):
         state = read_checkpoint(Path(folder) / "checkpoint.pt")
         kind = next(kind for kind in KINDS if state["config"].keys() == {x.name for x in dataclasses.fields(kind)})
         return state, kind(**state["config"])
-    except ValueError as error:
-        raise ValueError(f"{asked_by}: {error}") from None
-    except (KeyError, TypeError, AttributeError, StopIteration):
-        raise ValueError(f"{asked_by}: {str(folder)!r} holds no run of this program, or one of other options") from None
 
 
 def build(kind, config, weights):
@@ -2933,18 +2914,15 @@ def load(folder, asked_by="--from"):
     """A finished run's folder -> (model, config, calibration, teacher). Raises: ValueError when it holds none."""
     state, config = read_run(folder, asked_by)
     if "model" not in state:
-        raise ValueError(f"{asked_by}: the run in {str(folder)!r} is not finished; go on with --resume {folder}")
+        raise ValueError(f"{asked_by}: the run in {str(folder)!r} is not finished; go on with --resume {str(folder)!r}")
     calibration = teacher = None
-    try:
+    with refused(f"{asked_by}: the model in {str(folder)!r} does not fit its options"):
         model = build(KINDS[type(config)].model, config, state["model"])
         if state["teacher"]:
             teacher = build(Transformer, dataclasses.replace(config, method="vanilla"), state["teacher"])
         if state["calibration"]:
             calibration = [tuple(Lines(**lines) for lines in pair) for pair in state["calibration"]]
             make_bias(config, config.width, calibration)
-    except Exception as error:
-        reason = str(error) if type(error) is ValueError else type(error).__name__
-        raise ValueError(f"{asked_by}: the model in {str(folder)!r} does not fit its options ({reason})") from None
     return model, config, calibration, teacher
 
 
@@ -2972,18 +2950,13 @@ def load_unfinished(folder, options):
         raise ValueError(f"--resume: the run in {folder!r} is finished; --eval tests it on other lengths")
     kept, free = dataclasses.asdict(config), (*TESTED, "force") if isinstance(config, Config) else ()
     for name in options:
-        if name in OPTIONS and name not in free and options[name] != kept.get(name):
-            raise ValueError(f"{flag(name)}: the run in {folder!r} has {kept.get(name, 'no such option')}, "
-                             f"not {options[name]}")
-    trained = list(state["finished"].values())
-    try:
-        if state["current"]:
-            trained.append(state["current"]["parts"])
-        for part in trained:
+        if name in OPTIONS and name not in free:
+            has = kept.get(name, "no such option")
+            if name not in kept or getattr(dataclasses.replace(config, **{name: options[name]}), name) != has:
+                raise ValueError(f"{flag(name)}: the run in {folder!r} has {has}, not {options[name]}")
+    with refused(f"--resume: the state of the run in {folder!r} does not fit its options"):
+        for part in (*state["finished"].values(), *([state["current"]["parts"]] if state["current"] else [])):
             build(KINDS[type(config)].model, config, part["model"])
-    except Exception as error:
-        raise ValueError(f"--resume: the state of the run in {folder!r} does not fit its options "
-                         f"({type(error).__name__})") from None
     return state, dataclasses.replace(config, **{name: options[name] for name in free if name in options})
 
 
@@ -3019,10 +2992,9 @@ class Progress:
             self.show(f"{text}, {seconds:.0f} s")
 
     def show(self, text):
-        if self.quiet:
-            return
         try:
-            print(f"\r{text:<100}" if self.live else text, end="" if self.live else "\n", file=sys.stderr, flush=True)
+            if not self.quiet:
+                print(f"\r{text:<100}" if self.live else f"{text}\n", end="", file=sys.stderr, flush=True)
         except BrokenPipeError:                         # nobody reads on; the run goes on
             self.quiet = True
 
@@ -3112,29 +3084,26 @@ def new_folder(config, out):
         raise ValueError("--out: '' is no folder")
     name = (config.task, *kind, f"seed{config.seed}", f"{datetime.now():%Y%m%d-%H%M%S-%f}")
     folder = Path("runs", "-".join(map(str, name))) if out is None else Path(out)
-    try:
+    with refused(f"--out: {str(folder)!r} cannot be a folder", OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out: {str(folder)!r} cannot be a folder: {error.strerror}") from None
     return folder
 
 
 def clear(folder, overwrite):
     """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
-    if not overwrite and any((folder / name).exists() for name in ("result.json", "checkpoint.pt", "log.jsonl")):
+    earlier = [folder / name for name in ("result.json", "checkpoint.pt", "log.jsonl") if (folder / name).exists()]
+    if earlier and not overwrite:
         raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go "
                          f"on with --resume")
-    for name in ("result.json", "checkpoint.pt", "log.jsonl"):
-        (folder / name).unlink(missing_ok=True)
+    for path in earlier:
+        path.unlink()
 
 
 def find_record(config, path, given_teacher=False):
     """This run with this source in a file of records, made here if it is not there -> record, or None. Raises:
     ValueError."""
-    try:
+    with refused(f"--record: {path!r} cannot be written", OSError):
         open(path, "a").close()
-    except OSError as error:
-        raise ValueError(f"--record: {path!r} cannot be written: {error.strerror}") from None
     wanted = {"config": json.loads(json.dumps(dataclasses.asdict(config))), "source_sha256": source_sha256(config)}
     return next((record for record, _ in records_in(path)
                  if wanted.items() <= record.items() and is_given_teacher(record) == given_teacher), None)
@@ -3142,12 +3111,9 @@ def find_record(config, path, given_teacher=False):
 
 def limit_memory():
     """On Linux, make an allocation beyond the memory that is free fail, or the system kills the process."""
-    try:
-        import resource
+    with contextlib.suppress(AttributeError, OSError, TypeError, ValueError):
         free = re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())
         resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(free[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    except (ImportError, OSError, TypeError, ValueError):
-        pass
 
 
 def prepare(options, config):
@@ -3197,7 +3163,9 @@ def append_line(path, text):
 
 
 def publish(record, options, text):
-    """Append the record to --record; print it."""
+    """Append the record to --record; print it. Of several processes only the first does."""
+    if processes()[0] > 0:
+        return
     if "record" in options:
         append_line(options["record"], json.dumps(record))
     print(json.dumps(record) if "json" in options else text)
@@ -3208,16 +3176,14 @@ def carry_out(config, device, folder, state, options):
     kind = KINDS[type(config)]
     keeper = Keeper(folder / "checkpoint.pt", dataclasses.asdict(config), options.get("save_every", 200), state)
     keeper.save()
-    progress = Progress(folder / "log.jsonl", "quiet" in options, keeper)
     try:
-        with keeper.signals():
-            progress.show(f"{config.task} on {device}, in {folder}")
-            record, model, *more = kind.run(config, device, progress, keeper)
+        with contextlib.closing(Progress(folder / "log.jsonl", "quiet" in options, keeper)) as report, keeper.signals():
+            report.show(f"{config.task} on {device}, in {folder}")
+            record, model, *more = kind.run(config, device, report, keeper)
     except Interrupted as stop:
-        print(f"lengen: interrupted; go on with: python lengen.py --resume {folder}", file=sys.stderr)
+        print(f"lengen: interrupted; go on with: python lengen.py --resume {shlex.quote(str(folder))}",
+              file=sys.stderr)
         return 128 + stop.args[0]
-    finally:
-        progress.close()
     write_file(folder / "result.json", json.dumps(record, indent=1).encode())
     calibration, teacher = more or (None, None)
     write_checkpoint(keeper.path, dict(config=keeper.config, model=model.cpu().state_dict(),
@@ -3316,12 +3282,14 @@ def report_command(options):
 
 
 def plot_command(options):
-    """Pictures of every folder named, all runs of a task in one accuracy picture; of a file of records that one. The
-    biases also as text, which needs no matplotlib."""
+    """Pictures of every folder named, all runs of a task in one accuracy picture; of files of records that one, beside
+    the first. The biases also as text, which needs no matplotlib."""
     limit_memory()
     paths, question = options["plot_from"], options.get("attend")
-    folders = {path: load(path, "--plot-from") for path in paths if not Path(path).is_file()}
-    groups = read_records(*paths)
+    files = [path for path in paths if Path(path).is_file()]
+    folders, groups = {path: load(path, "--plot-from") for path in paths if path not in files}, read_records(*paths)
+    if question is not None and not folders:
+        raise ValueError("--attend: files of records hold no model to draw; name the folder of a run")
     for _, config, *_ in folders.values():
         if question is not None:
             check_question(config, question)            # told before anything is drawn
@@ -3332,13 +3300,12 @@ def plot_command(options):
         for _, config, calibration, _ in folders.values():
             if calibration:
                 print(character_map(config, calibration))
-    for path in paths:
-        if path not in folders:
-            plain = {key: records for key, records in read_records(path).items() if key[0] in TASKS and not key[2]}
-            if not plain:
-                raise ValueError(f"--plot-from: {path!r} holds no encoder-decoder with default settings to draw")
-            for task in dict.fromkeys(task for task, *_ in plain):
-                save_picture(accuracy_picture(pyplot(), plain, task), Path(path).with_name(f"accuracy-{task}.png"))
+    if files:
+        plain = {key: records for key, records in read_records(*files).items() if key[0] in TASKS and not key[2]}
+        if not plain:
+            raise ValueError(f"--plot-from: {', '.join(files)} hold no encoder-decoder with default settings to draw")
+        for task in dict.fromkeys(task for task, *_ in plain):
+            save_picture(accuracy_picture(pyplot(), plain, task), Path(files[0]).with_name(f"accuracy-{task}.png"))
 
 
 def benchmark_command(options):
@@ -3383,7 +3350,9 @@ def one_line(error):
         return "out of memory; lower --batch, --d-model, --d-ff, --calibration-samples or the --lengths"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return text if isinstance(error, (ValueError, FloatingPointError)) else text.partition("\n")[0] + " (--debug)"
+    if isinstance(error, (ValueError, FloatingPointError)):
+        return text
+    return f"{type(error).__name__}: {text.partition(chr(10))[0]} (--debug shows where)"
 
 
 def main(argv=None):
@@ -3405,7 +3374,7 @@ def main(argv=None):
         code = 0
     except KeyboardInterrupt:
         code, text = 130, "interrupted"
-    except (ValueError, FloatingPointError, OSError, MemoryError, RuntimeError) as error:
+    except Exception as error:
         if debug:
             raise
         code, text = (2 if isinstance(error, ValueError) else 1), one_line(error)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   successor, addition, nx1, parity by every method at small size, and the headline runs
-# ./run_all.sh full    every run of the README's tables, those not yet run among them: many hours
+# ./run_all.sh full    every run of the tables in results/, those not yet run among them: many hours
 # ./run_all.sh alone   ABC on the four tasks, seeds 0 to 9, for their times: 50 minutes, nothing beside it
 # ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #

@@ -1126,6 +1126,12 @@ def test_report_of_encoders_counts_by_hand(tmp_path, capsys):
     assert "| `rpe-k` | `--model encoder --width 6` | 6 | carries | 3 / 9 | 1 / 5 | 0 / 0 | 0 / 0 | 0 / 0 |" in out
     assert "--width 9 --steps 40` | 6 | longest run of carries | 0 / 0 | 0 / 0 | 0 / 0 | 8 / 28 |" in out
     assert "### ABC, default settings" in out and out.count("`--model") == 8
+    again = {key: value for key, value in record(1, 30, task="multiplication", finetune=9).items() if key != "carries"}     # as --eval has it
+    for pair in ((again, tuned), (dict(tuned, config=tuned["config"] | {"seed": 2}, seed=2), again)):
+        path.write_text("".join(json.dumps(r) + "\n" for r in pair))
+        assert L.main(["--report", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert "finetune 9, before` | 100 (98.11-100) | 1 (" in out and "finetune 9` | 100 (99.04-100), 2/2 | 12.5 (" in out      # 50 of 400
     longer = record(1, 60, lengths=(5, 6, 8), width=9, steps=40)
     longer["accuracy"]["8"] = tally(0)
     path.write_text("".join(json.dumps(r) + "\n" for r in (record(0, 100, lengths=(5, 6), width=9, steps=40), longer,
@@ -1148,15 +1154,28 @@ def test_report_of_pairs_counts_by_hand(tmp_path, capsys):
     (tmp_path / "a").write_text(json.dumps(dict(run(0.5, 1.0), task="consecutive", device="cpu", seed=1, config=config, runs=[run(0.5, 1.0), run(1.0, 4.0)])))
     assert L.main(["--report", str(tmp_path / "a")]) == 0
     assert "| `--seeds 2 --d-vocab 8` | 75.00, 50.00 (43.13-56.87); 75.00, 100.00 (98.11-100) | 200 | 2.5 |" in capsys.readouterr().out
+    one = dict(run(1.0, 2.0), task="consecutive", device="cpu", seed=1, config=config, runs=[run(1.0, 2.0)])        # the best of seeds 0, 1 and of 1, 2
+    (tmp_path / "a").write_text("".join(json.dumps(dict(one, config=config | {"seed": seed})) + "\n" for seed in (0, 1)))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0 and capsys.readouterr().out.count("| `--seeds 2 --d-vocab 8` |") == 2
 
 
 def test_report_of_no_records_is_one_line(tmp_path, capsys):
     (tmp_path / "a").write_text('{"task": "successor"}\n')
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
-    for name, said in (("a", "line 1"), ("b", "can be read"), ("c", "can be read")):
+    names = ("hard", "chains", "examples", "interpolation_accuracy", "tokens", "accuracy", "seed")
+    for name in names:
+        broken = {key: value for key, value in fake_record(0, 9).items() if key != name}
+        (tmp_path / name).write_text(json.dumps(fake_record(0, 9)) + "\n" + json.dumps(broken))
+    for name, said in (("a", "line 1"), ("b", "can be read"), ("c", "can be read"), *((name, "line 2") for name in names)):
         assert L.main(["--report", str(tmp_path / name)]) == 2
         out, err = capsys.readouterr()
         assert out == "" and err.count("\n") == 1 and said in err
+
+
+def test_only_the_first_process_publishes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(L, "processes", lambda: (1, 2))
+    L.publish({}, {"record": str(tmp_path / "a"), "json": True}, "text")
+    assert capsys.readouterr().out == "" and not (tmp_path / "a").exists()
 
 
 def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
@@ -1252,6 +1271,22 @@ def test_pictures_without_matplotlib_are_one_line_and_exit_2(tmp_path, capsys, m
         out, err = capsys.readouterr()
         assert out.startswith(text) and bool(out) == bool(text) and err.count("\n") == 1 and "pip install matplotlib" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_question_is_not_ignored_where_there_is_no_model(capsys):
+    assert L.main(["--plot-from", str(HERE / "results/long.jsonl"), "--attend", "12"]) == 2
+    assert capsys.readouterr().err.startswith("lengen: --attend: ")
+
+
+def test_files_of_records_share_a_picture(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(L, "pyplot", lambda: None)
+    monkeypatch.setattr(L, "accuracy_picture", lambda plt, groups, task: {key[1]: len(runs) for key, runs in groups.items()})
+    monkeypatch.setattr(L, "save_picture", lambda figure, path: drawn.append((path, figure)))
+    for name, seed in (("a", 0), ("b", 1)):
+        (tmp_path / name).write_text(json.dumps(fake_record(seed, 9)) + "\n" + json.dumps(fake_record(seed, 9, method=f"rpe-k{'q' * seed}")))
+    assert L.main(["--plot-from", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert drawn == [(tmp_path / "accuracy-successor.png", {"abc": 2, "rpe-k": 1, "rpe-kq": 1})]
 
 
 def test_character_map_shows_the_open_entries():
@@ -1675,13 +1710,16 @@ def test_a_killed_run_goes_on_to_the_same_weights(command, places, tmp_path, mon
 @pytest.mark.parametrize("number, code", [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_signal_saves_and_says_how_to_go_on(number, code, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(L, "check_shares", lambda *a: os.kill(os.getpid(), getattr(L.signal, number)) or {"accuracy": 0.0})
-    assert tiny_run(tmp_path) == code
-    assert f"--resume {tmp_path}" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    tmp_path = tmp_path / "a run"
+    assert L.main([*(word for word in TINY if word != "--quiet"), "--method", "vanilla", "--out", str(tmp_path)]) == code
+    assert f"\nlengen: interrupted; go on with: python lengen.py --resume '{tmp_path}'\n" in capsys.readouterr().err      # behind the live line
     assert L.read_checkpoint(tmp_path / "checkpoint.pt")["current"]["counters"]["step"] == 10
     monkeypatch.undo()
     torch.set_default_dtype(torch.float32)
     assert L.main(["--resume", str(tmp_path), "--lr", "0.5"]) == 2 and "--lr" in capsys.readouterr().err
-    assert L.main(["--resume", str(tmp_path), "--quiet", "--device", "cpu"]) == 0
+    assert L.main(["--resume", str(tmp_path), "--width", "9"]) == 2 and "has 7, not 9" in capsys.readouterr().err
+    assert L.main(["--resume", str(tmp_path), "--quiet", "--device", "cpu", "--width", "0"]) == 0          # 0: the natural one
     assert L.main(["--resume", str(tmp_path)]) == 2 and "finished" in capsys.readouterr().err
 
 
