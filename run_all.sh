@@ -167,8 +167,11 @@ done
 for more in "--prime 50" "--prime 100" "--prime 250" "--prime 500" "--prime 500 --method ape" "--finetune 500"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
 done
-for more in "--method ape" "--method rpe-kq" "--prime-lengths 6,7 --prime 500"; do
+for more in "--method ape" "--method rpe-kq" "--prime-lengths 6,7 --prime 500" "--model encoder"; do
     encoder $digit --lengths 5,6,7,8 --width 9 $more
+done
+for more in "" "--d-model 128 --lr 1e-3 --precision bf16 --steps 5000" "--method rpe-kq"; do
+    encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 --prime 500 --model encoder $more
 done
 modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
