@@ -178,9 +178,11 @@ modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
 encoder $modular --width 10 --batch 512 --method ape --steps 2500 --every 250
 even="--even --width 12 --batch 256 --every 150 --precision bf16"
-for more in "--method rpe-kq --clip 3" "--method rpe-kq --clip 3 --seed 1" "--method rpe-kq --clip 3 --modulus 101" "--method ape"; do
+for more in "--method rpe-kq --clip 3" "--method rpe-kq --clip 3 --seed 1" "--method rpe-kq --clip 3 --modulus 101" "--method rpe-kq --clip 3 --modulus 128" "--method rpe-k --clip 3" "--method ape"; do
     encoder $modular $even --model encoder --steps 2400 $more
 done
+encoder $modular $even --model encoder --steps 3000 --method rpe-kq --clip 4 --modulus 1000
+encoder $modular $even --model encoder --steps 5000 --method rpe-k --clip 4 --modulus 1000
 encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --seed 1
 encoder $modular $even --model encoder --steps 5000 --method vanilla
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
