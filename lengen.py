@@ -2209,42 +2209,6 @@ def changed_options(record):
     return " ".join(changed or ["--teacher DIR"] * is_given_teacher(record))
 
 
-@contextlib.contextmanager
-def refused(text, *errors):
-    """Errors of these kinds, by default of any, come from bad input: a ValueError of one line, the text and why."""
-    try:
-        yield
-    except errors or Exception as error:
-        why = getattr(error, "strerror", None) or (str(error) if isinstance(error, ValueError) else repr(error))
-        raise ValueError(f"{text}: {why[:300]}") from None
-
-
-def records_in(path):
-    """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
-    options). Raises: ValueError naming file and line."""
-    path, found = Path(path), []
-    with refused(f"{str(path)!r} holds no records that can be read"):
-        text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
-    for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
-        with refused(f"line {number} of {str(path)!r} is no record of a run"):
-            record = json.loads(line)
-            key = record["task"], record.get("method"), changed_options(record)
-            int(record["config"]["seed"]), list(tables({key: [record]}))                # it has all that a table reads
-            if record["task"] != PairsConfig.task:
-                cells([record], tested([record]))                                       # at every length
-            found.append((record, key))
-    return found
-
-
-def read_records(*paths):
-    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
-    groups = {}
-    for path in paths:
-        for record, key in records_in(path):
-            groups.setdefault(key, {})[record["config"]["seed"]] = record
-    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
-
-
 def interval(low, high):
     """A share's bounds in percent, rounded outwards."""
     return f"({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
@@ -2393,6 +2357,42 @@ def tables(every):
     runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
     abc = abc_tables(runs) if runs else ()
     return *abc, *method_tables(groups), *encoder_tables(encoders), *pairs_tables(pairs)
+
+
+@contextlib.contextmanager
+def refused(text, *errors):
+    """Errors of these kinds, by default of any, come from bad input: a ValueError of one line, the text and why."""
+    try:
+        yield
+    except errors or Exception as error:
+        why = getattr(error, "strerror", None) or (str(error) if isinstance(error, ValueError) else repr(error))
+        raise ValueError(f"{text}: {why[:300]}") from None
+
+
+def records_in(path):
+    """A file of records, one a line, or the folder of a run -> list of (record, its key: task, method, changed
+    options). Raises: ValueError naming file and line."""
+    path, found = Path(path), []
+    with refused(f"{str(path)!r} holds no records that can be read"):
+        text = (path / "result.json" if path.is_dir() else path).read_text(encoding="utf-8")
+    for number, line in enumerate([text] if path.is_dir() else text.splitlines(), 1):
+        with refused(f"line {number} of {str(path)!r} is no record of a run"):
+            record = json.loads(line)
+            key = record["task"], record.get("method"), changed_options(record)
+            int(record["config"]["seed"]), tables({key: [record]})                      # it has all that a table reads
+            if record["task"] != PairsConfig.task:
+                cells([record], tested([record]))                                       # at every length
+            found.append((record, key))
+    return found
+
+
+def read_records(*paths):
+    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
+    groups = {}
+    for path in paths:
+        for record, key in records_in(path):
+            groups.setdefault(key, {})[record["config"]["seed"]] = record
+    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
 def report(path):
@@ -3352,7 +3352,8 @@ def one_line(error):
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, (ValueError, FloatingPointError)):
         return text
-    return f"{type(error).__name__}: {text.partition(chr(10))[0]} (--debug shows where)"
+    first, _, _ = text.partition("\n")
+    return f"{type(error).__name__}: {first} (--debug shows where)"
 
 
 def main(argv=None):
