@@ -1659,7 +1659,7 @@ class PairsConfig:
     task: str = option("consecutive", "what to learn", choices=("consecutive",))
     seed: int = option(0, "first seed", 0, 10 ** 5)            # below 10 ** 6, that of the test
     seeds: int = option(1, "consecutive: models trained, from --seed on", 1, 1000)
-    d_vocab: int = option(16, "consecutive: tokens", 3, 2 ** 16)
+    d_vocab: int = option(16, "consecutive: tokens", 4, 2 ** 16)
     d_head: int = option(32, "consecutive: width of queries and keys", 1, 65536)
     d_model: int = option(128, "width of the embedding", 1, 65536)
     dummy: bool = option(False, "consecutive: a dummy token before each sequence")
@@ -1718,7 +1718,8 @@ def draw_pairs(B, length, d_vocab, generator, plant=0.0, dummy=False):
 def train_pairs(config, seed, device, report=silent, keeper=Keeper()):
     """One model by the source's appendix: Adam, learning rate cut tenfold after 100 reports without a better loss ->
     model, seconds. Differs: a report is the mean loss of 100 fresh batches, since nothing says how long the source's
-    epochs are. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
+    epochs are; so no rate is cut before step 10,200. Raises: FloatingPointError when the loss is nan or inf;
+    Interrupted."""
     torch.manual_seed(seed)
     model, generator = PairsModel(config).to(device), seeded(seed)
     optimizer = torch.optim.Adam(model.parameters(), config.lr)
@@ -1761,17 +1762,20 @@ def query_key(model):
 
 
 def score_patterns(scores):
-    """Scores (V, V) -> mean score at some distances of the two tokens minus that at all others: "neighbour_gap" at
-    distance 1, two stripes of the heat map; "checkerboard" at odd distances (Observation 5)."""
+    """Scores (V, V) -> differences of mean scores by the distance of the two tokens: "neighbour_gap" between distance
+    1, two stripes of the heat map, and all others; "checkerboard" between odd distances from 3 on and even ones, that
+    is, what is left of Observation 5's pattern without the stripes. V is at least 4."""
     index = torch.arange(len(scores))
     distance = (index[:, None] - index).abs()
-    contrast = lambda chosen: float(scores[chosen].mean() - scores[~chosen].mean())
-    return {"neighbour_gap": contrast(distance == 1), "checkerboard": contrast(distance % 2 == 1)}
+    near, odd = distance == 1, distance % 2 == 1
+    contrast = lambda high, low: float(scores[high].mean() - scores[low].mean())
+    return {"neighbour_gap": contrast(near, ~near), "checkerboard": contrast(odd & ~near, ~odd)}
 
 
 def circle_order(vectors):
     """Vectors (V, 2) -> per parity class the rank correlation of angle with value, without its sign; the circle is cut
-    at the widest gap. 1: in order around the circle (Observation 4); None: fewer than three, always in order."""
+    at the widest gap. 1: in order along an arc (Hypothesis 2); an order that goes all around may be cut elsewhere and
+    have less, 0.2 of four vectors. Short vectors count like long ones. None: fewer than three, always in order."""
     def order(points):
         angle, value = torch.atan2(points[:, 1], points[:, 0]).sort()
         gap = (angle.roll(-1) - angle) % (2 * math.pi)
@@ -1847,7 +1851,7 @@ class Operation(NamedTuple):
     about: str
     modular: bool = False
     short: bool = False             # the second operand has --second-digits at most, at every length
-    zeros: bool = False             # the answer keeps its leading zeros
+    zeros: bool = False             # the answer has all digits of the longer operand
 
 
 OPERATIONS = {
@@ -1874,14 +1878,16 @@ def arrange_encoder(task, a, b, modulus=100):
     """Operands a, b (B, W) -> question (B, 2W + 1), answer (B, W + 1 for addition, 2W for multiplication) tokens.
 
     12 + 39 at width 3 is `12@+39@` and `51@@`. Source: Jelassi et al., Sec. 2.1. Both operands have the same width:
-    2W answer tokens would not fit a question with a shorter one. The paper leaves open the other answers. Here those to
-    modular tasks have the width of modulus - 1; element-wise sums keep all digits of the longer operand.
+    2W answer tokens would not fit a question with a shorter one. Modular answers have as many digits as modulus - 1,
+    zeros in front included; the paper, Sec. 4, says so of powers of ten. Element-wise sums, of which it says nothing,
+    keep all digits of the longer operand.
     """
     spec = OPERATIONS[task]
     answer, _ = carry(spec.columns(a, b), 10)
+    length = torch.maximum(n_digits(a), n_digits(b)) if spec.zeros else n_digits(answer)
     if spec.modular:
         answer = modulo(answer, modulus)
-    length = torch.maximum(n_digits(a), n_digits(b)) if spec.zeros else n_digits(answer)
+        length = torch.full_like(length, answer.shape[1])
     sign = a.new_full((len(a), 1), TOKEN[spec.symbol])
     return torch.cat([write(a, n_digits(a)), sign, write(b, n_digits(b))], 1), write(answer, length)
 
@@ -1911,7 +1917,7 @@ class EncoderConfig:
     even: bool = option(False, "encoders: numbers of each length equally often in training")
     second_digits: int = option(3, "multiplications: digits of the second operand, at most", 1, 18)
     modulus: int = option(100, "modular tasks: the modulus", 2, 10 ** 9)
-    n_train: int = option(5000, "encoders: first operands in the training set", 1, 10 ** 8)
+    n_train: int = option(5000, "encoders: first operands in the training set, equal ones counted", 1, 10 ** 8)
     prime: int = option(0, "encoders: how many of them are priming examples", 0, 10 ** 8)
     prime_lengths: tuple = option((0,), "encoders: their digits, in equal shares; 0: the longest tested", 0, 10 ** 4)
     finetune: int = option(0, "encoders: train on this many examples of --prime-lengths afterwards", 0, 10 ** 8)
@@ -1952,13 +1958,15 @@ class EncoderConfig:
 
 PAPER_ENCODER = dict(size="standard", norm="post", init=0.02, dropout=0.1, batch=32, lr=1e-4, warmup=1,
                      steps=15_000 * 5000 // 32, every=5000, samples=10_000, lengths=(5, 6, 10, 15, 20))
+PAPER_PRODUCTS = dict(lengths=(5, 10, 20, 30, 35))
 PAPER_TASKS = {"elementwise-addition": dict(size="base", n_train=50_000, steps=15_000 * 50_000 // 32),
-               **dict.fromkeys(("multiplication", "modular-multiplication"), dict(lengths=(5, 10, 20, 30, 35)))}
+               "modular-addition": dict(size="base"), "multiplication": PAPER_PRODUCTS,
+               "modular-multiplication": PAPER_PRODUCTS | dict(size="base")}
 
 
 def make_encoder_config(preset="fast", **options):
     """EncoderConfig of a preset, with `options` on top. "paper": Jelassi et al., Sec. 2.2, 15,000 epochs of 5,000;
-    element-wise addition as in App. A.2."""
+    modular tasks have the size of Table 2; element-wise addition as in App. A.2."""
     if preset == "paper":
         options = PAPER_ENCODER | PAPER_TASKS.get(options.get("task"), {}) | options
     return EncoderConfig(preset=preset, **options)
@@ -2018,18 +2026,19 @@ def draw_short(config, place, B, generator):
 
 
 def draw_long(config, length, B, generator):
-    """-> operands a, b (B, width) of exactly `length` digits; in multiplications b is as in training."""
+    """-> operands a, b (B, width) of exactly `length` digits; in multiplications b is as in training without --even."""
     def number():
         digits = torch.randint(10, (B, length), generator=generator)
         digits[:, -1] = torch.randint(1, 10, (B,), generator=generator)
         return F.pad(digits, (0, config.width - length))
-    return number(), (draw_short(config, 1, B, generator) if OPERATIONS[config.task].short else number())
+    uniform = dataclasses.replace(config, even=False)
+    return number(), (draw_short(uniform, 1, B, generator) if OPERATIONS[config.task].short else number())
 
 
 def draw_examples(config, generator):
     """The training set -> operands a, b (n_train, width). Long ones, as many as --prime, come first, with the
     --prime-lengths in turn; of the others only a counts, since their b is new each time. Source: Jelassi et al.,
-    "Training procedures"."""
+    "Training procedures". Numbers may repeat: of 50,000 with --even about 16,000 differ, of 5,000 without it 4,900."""
     a, lengths = draw_short(config, 0, config.n_train, generator), config.prime_lengths
     b, long_ones = torch.zeros_like(a), seeded(config.seed + 10 ** 6)                   # a stream that no test has
     for turn, length in enumerate(lengths):
