@@ -1807,6 +1807,11 @@ def run_pairs(config, device, report=silent, keeper=Keeper()):
     return record, models[best]
 
 
+def two_decimals(share):
+    """In percent, rounded down."""
+    return f"{percent(round(1e6 * share), 10 ** 6, 2):.2f}"
+
+
 def pairs_summary(record):
     """The record as the lines that a run prints."""
     out = ["seed   soft     hard     uniform: soft  hard     neighbour gap  checkerboard  circle order"]
@@ -1814,7 +1819,8 @@ def pairs_summary(record):
         a, u, order = r["accuracy"], r["accuracy_uniform"], r["circle_order"]
         measured = order["queries"] + order["keys"] if order else []
         circle = " ".join("-" if x is None else f"{x:.2f}" for x in measured) or "-"
-        out.append(f"{r['seed']:>4}  {a['soft']:7.2%}  {a['hard']:7.2%}  {u['soft']:13.2%}  {u['hard']:7.2%}  "
+        soft, hard, soft_u, hard_u = (two_decimals(x) + "%" for x in (a["soft"], a["hard"], u["soft"], u["hard"]))
+        out.append(f"{r['seed']:>4}  {soft:>7}  {hard:>7}  {soft_u:>13}  {hard_u:>7}  "
                    f"{r['neighbour_gap']:13.2f}  {r['checkerboard']:12.2f}  {circle}")
     low, high = record["accuracy"]["hard_interval"]
     out.append(f"best: seed {record['seed']}, hard 95% interval {low:.2%} - {high:.2%}, "
@@ -2306,7 +2312,9 @@ def method_tables(groups):
     for change, title in widths.items():
         chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
                   if (task, method, change) in groups]
-        lengths = [n for n in (6, 10, 15, 20, 50, 60, 200) if n in tested(sum((records for *_, records in chosen), []))]
+        others = tested([r for _, method, records in chosen for r in records if method != "abc" or change])
+        lengths = [n for n in tested(sum((records for *_, records in chosen), []))      # `abc_tables` has all of "abc"
+                   if n in (6, 10, 15, 20, 50, 60, 200) or n in others]
         yield (f"The papers' tables, {title}",
                f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
                "the model calibrated on); both are medians. Papers: at 6 to 60 digits, for parity, too, where 6 are "
@@ -2349,7 +2357,7 @@ def encoder_tables(groups):
 
 def pairs_tables(groups):
     """The same for consecutive pairs."""
-    both = lambda a: f"{100 * a['soft']:.2f}, {100 * a['hard']:.2f} {interval(*a['hard_interval'])}"
+    both = lambda a: f"{two_decimals(a['soft'])}, {two_decimals(a['hard'])} {interval(*a['hard_interval'])}"
     yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, "
            "every seed; checkerboard: their mean.",
            [{"changed": f"`{change}`", "soft, hard": "; ".join(both(run["accuracy"]) for run in record["runs"]),
@@ -2389,18 +2397,20 @@ def records_in(path):
             record = json.loads(line)
             key = record["task"], record.get("method"), changed_options(record)
             int(record["config"]["seed"]), tables({key: [record]})                      # it has all that a table reads
-            if record["task"] != PairsConfig.task:
-                cells([record], tested([record]))                                       # at every length
             found.append((record, key))
     return found
 
 
 def read_records(*paths):
-    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}."""
-    groups = {}
-    for path in paths:
-        for record, key in records_in(path):
-            groups.setdefault(key, {})[record["config"]["seed"]] = record
+    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}; says on
+    stderr how many others there are."""
+    groups, earlier = {}, 0
+    for record, key in sum(map(records_in, paths), []):
+        seeds, seed = groups.setdefault(key, {}), record["config"]["seed"]
+        earlier += seeds.get(seed, record) != record
+        seeds[seed] = record
+    if earlier:
+        print(f"lengen: {earlier} records are left out: of equal settings and seeds the last counts", file=sys.stderr)
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
@@ -2466,7 +2476,7 @@ def accuracy_picture(plt, groups, task):
     groups = {key: records for key, records in groups.items() if key[0] == task and not is_encoder(records[0])}
     every = sum(groups.values(), [])
     seeds, bases = (sorted({r["config"][name] for r in every}) for name in ("seed", "base"))
-    figure, axes = plt.subplots(figsize=(9, 5))
+    figure, axes = plt.subplots(figsize=(9 + max(len(change) for *_, change in groups) / 12, 5))
     for base in bases:
         axes.axvspan(1, count_digits(LIMIT, base), color="k", alpha=0.1, label=f"training range, base {base}")
     for (_, method, change), records in groups.items():
@@ -2611,24 +2621,18 @@ def pairs_picture(plt, model):
     return figure
 
 
-def encoder_name(record):
-    """What sets a run of an encoder-only model apart in a legend."""
-    c = record["config"]
-    more = [f"{c[name]} {word}" for name, word in (("prime", "primed"), ("finetune", "fine-tuned")) if c[name]]
-    return ", ".join([f"{c['model']} {c['method']}", *more, f"seed {c['seed']}"])
-
-
 def encoder_picture(plt, records):
     """Runs of a task by encoder-only models: accuracy by length, and by carries at the longest; of the first run the
     learning curve of each answer digit and how many digits wrong answers have wrong."""
     figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
     longest = ", ".join(map(str, sorted({tested([r])[-1] for r in records})))
     first, most = records[0], records[0]["config"]["train_digits"]
+    names = [f"{r['method']} {changed_options(r)}, seed {r['seed']}" for r in records]
     figure.suptitle(f"{first['task']}, encoder-only, trained on numbers of up to {most} digits")
     lengths.axvspan(1, most, color="0.9", label="training range")
-    for number, record in enumerate(records):
+    for number, (name, record) in enumerate(zip(names, records)):
         counts = {length: (a["correct"], a["n"]) for length, a in record["accuracy"].items()}
-        draw_shares(lengths, counts, band=True, label=encoder_name(record))
+        draw_shares(lengths, counts, band=True, label=name)
         for by, counts in record.get("carries", {}).items():
             draw_shares(carries, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
     lengths.set(xlabel="digits")
@@ -2636,11 +2640,11 @@ def encoder_picture(plt, records):
     carries.set_visible("carries" in first)
     steps, digits = zip(*first.get("before", first).get("curve", first["curve"]))
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
-    curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title=encoder_name(first))
+    curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title="the first run")
     curve.legend(title="digit from\nthe left", loc="center left", bbox_to_anchor=(1, 0.5))
     wrong.bar(list(first["wrong_digits"]), list(first["wrong_digits"].values()))
-    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title=encoder_name(first))
-    figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    wrong.set(xlabel="digits wrong in a wrong answer", ylabel="answers", title="the first run")
+    figure.legend(*lengths.get_legend_handles_labels(), loc="outside lower center")
     return figure
 
 
@@ -2662,13 +2666,14 @@ def draw_pictures(folder, loaded, groups, question=None):
     plt, folder, (model, config, calibration, teacher) = pyplot(), Path(folder), loaded
     if isinstance(model, PairsModel):
         return save_picture(pairs_picture(plt, model), folder / "pairs.png")
-    record = records_in(folder)[0][0]
+    [(record, key)] = records_in(folder)
     if isinstance(model, Encoder):
         others = [r for r in sum(groups.values(), []) if is_encoder(r) and r["task"] == record["task"] and r != record]
         return save_picture(encoder_picture(plt, [record, *others]), folder / "encoder.png")
     save = lambda name, figure: save_picture(figure, folder / f"{name}.png")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    save("accuracy", accuracy_picture(plt, groups, config.task))
+    own = [record, *(r for r in groups[key] if r["seed"] != record["seed"])]
+    save("accuracy", accuracy_picture(plt, groups | {key: own}, config.task))
     save("training", training_picture(plt, config, log))
     save("errors", errors_picture(plt, model, config, calibration, record["chains"]))
     models = [(config.method, model, config, calibration)]
@@ -2943,7 +2948,8 @@ def load_teacher(folder, config):
     _, other, _, teacher = load(folder, "--teacher")
     if teacher is None:
         raise ValueError(f"--teacher: {folder!r} holds no run of --method abc")
-    for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm"):
+    for name in ("task", "base", "seed", "width", "n_encoder", "n_layer", "n_head", "d_model", "d_ff", "norm",
+                 "dropout", "batch", "lr", "average", "warmup", "steps", "precision", "every", "goal"):
         has, wanted = getattr(other, name), getattr(config, name)
         if has != wanted:
             raise ValueError(f"--teacher: {folder!r} has {flag(name)} {has}, not {wanted}")
@@ -3043,7 +3049,8 @@ def parser():
     p.add_argument("--resume", help="folder of an interrupted run to go on with")
     p.add_argument("--overwrite", action="store_true", help="replace the run in --out")
     p.add_argument("--teacher", help="abc: folder of a run whose first model is calibrated on again, not trained")
-    p.add_argument("--record", help="file to append the record to as one line; a run that it holds is not run again")
+    p.add_argument("--record", help="file to append the record to as one line; a run that it holds is not run "
+                   "again, but by --eval tested again")
     p.add_argument("--deterministic", action="store_true", help="only algorithms that give the same result each time")
     p.add_argument("--debug", action="store_true", help="show where an error comes from")
     p.add_argument("--eval", help="folder of a finished run to test on other --lengths, --hard, --samples")
@@ -3081,6 +3088,8 @@ def read_config(options):
     given = {name: value for name, value in options.items() if name in OPTIONS}
     if kind is Config:
         given.pop("model", None)
+    if "prime_lengths" in given and not given.get("prime") and not given.get("finetune"):
+        raise ValueError("--prime-lengths: goes with --prime or --finetune")
     refuse(given, {field.name for field in dataclasses.fields(kind)},
            f"--task {task or kind.task}" + f" with --model {model}" * (kind is not PairsConfig) + " has no such option")
     return KINDS[kind].make(**given)
@@ -3227,9 +3236,10 @@ def train_command(options):
             check_question(config, options["attend"])
     recorded = find_record(config, options["record"], "teacher" in options) if "record" in options else None
     if recorded and not resumed:
-        print(f"{options['record']} holds this run", file=sys.stderr)
-        if "json" in options:
-            print(json.dumps(recorded))
+        if processes()[0] == 0:
+            print(f"{options['record']} holds this run", file=sys.stderr)
+            if "json" in options:
+                print(json.dumps(recorded))
         return 0
     if "teacher" in options:
         state = {"finished": {"interpolate 0": load_teacher(options["teacher"], config)}}

@@ -4,9 +4,9 @@
 # ./run_all.sh alone   ABC on the four tasks, seeds 0 to 9, for their times: 50 minutes, nothing beside it
 # ./run_all.sh check   25 kills, memory, signals, two processes: five minutes
 #
-# A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again. The
-# tables are printed at the end. JOBS=2 runs two at a time on half the threads each; seconds then mean little. With
-# several GPUs, runs take turns on them; JOBS says how many run at once.
+# A run is one record, one line in results/*.jsonl; what is there already for the same source is not run again, but the
+# test on 10,000 digits of "full". The tables are printed at the end. JOBS=2 runs two at a time on half the threads
+# each; seconds then mean little. With several GPUs, runs take turns on them; JOBS says how many run at once.
 set -euo pipefail
 cd "$(dirname "$0")"
 mode=${1:-quick}
@@ -203,6 +203,6 @@ pairs --d-vocab 16 --d-head 2 --dummy --lr 1e-3 --batch 300 --steps 16000 --seed
 pairs --d-vocab 16 --d-head 4 --dummy --lr 1e-3 --batch 300 --steps 6000 --seeds 4
 wait
 
-python lengen.py --eval runs/full/addition-0 --lengths 10000 --long-samples 20 --hard 10000 --record results/long.jsonl
+python lengen.py --eval runs/full/addition-0 --lengths 10000 --long-samples 20 --hard 10000 --record results/long.jsonl || echo "FAILED: 10,000 digits" >&2
 python lengen.py --benchmark --json > results/benchmark.json
 for name in results encoder pairs; do python lengen.py --report "results/$name.jsonl" | tee "results/$name.md"; done

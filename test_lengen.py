@@ -1159,6 +1159,34 @@ def test_report_of_pairs_counts_by_hand(tmp_path, capsys):
     assert L.main(["--report", str(tmp_path / "a")]) == 0 and capsys.readouterr().out.count("| `--seeds 2 --d-vocab 8` |") == 2
 
 
+def test_report_rounds_pairs_down(tmp_path, capsys):
+    """One label of 50,000 wrong is not 100%, nor is one sequence of 10,000."""
+    measured = {"soft": 0.99998, "hard": 0.9999, "n": 10_000, "hard_interval": L.wilson(9999, 10_000)}
+    record = {"task": "consecutive", "device": "cpu", "seed": 0, "config": json.loads(json.dumps(dataclasses.asdict(L.PairsConfig()))),
+              "runs": [{"seed": 0, "accuracy": measured, "accuracy_uniform": measured, "checkerboard": 1.0, "neighbour_gap": 1.0, "circle_order": None}]}
+    record |= {"seconds": {"total": 1.0}, **record["runs"][0]}
+    (tmp_path / "a").write_text(json.dumps(record))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0 and "| 99.99, 99.99 (" in capsys.readouterr().out
+    assert L.pairs_summary(record).count(" 99.99%") == 4
+
+
+def test_report_has_every_length(tmp_path, capsys):
+    """Also those that are not in the papers."""
+    record = fake_record(0, 150, method="vanilla")
+    record["accuracy"] = {"7": record["accuracy"]["6"], "8": record["accuracy"]["60"]}
+    (tmp_path / "a").write_text(json.dumps(record))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0
+    assert "| held-out | 7 | 8 | papers |" in capsys.readouterr().out
+
+
+def test_report_says_what_it_leaves_out(tmp_path, capsys):
+    records = [json.dumps(fake_record(0, 150, steps=steps)) for steps in (10, 20, 20)]
+    (tmp_path / "a").write_text("\n".join([*records, json.dumps(fake_record(1, 150))]))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0 and capsys.readouterr().err.startswith("lengen: 1 records are left out")
+    (tmp_path / "a").write_text("\n".join(records[1:]))
+    assert L.main(["--report", str(tmp_path / "a")]) == 0 and capsys.readouterr().err == ""
+
+
 def test_report_of_no_records_is_one_line(tmp_path, capsys):
     (tmp_path / "a").write_text('{"task": "successor"}\n')
     (tmp_path / "b").write_bytes(b"\xff\xfe\x00")
@@ -1186,6 +1214,11 @@ def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
         assert L.main([*once, "--out", str(tmp_path / folder), *extra]) == 0
     assert [json.loads(line)["seed"] for line in open(path)] == [0, 1] and not (tmp_path / "b").exists()
     capsys.readouterr()
+    for number, shown in ((0, 1), (1, 0)):                                      # of several processes the first says it
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(L, "processes", lambda: (number, 2))
+            assert L.main([*once, "--json"]) == 0
+        assert [text.count("\n") for text in capsys.readouterr()] == [shown, shown]
     assert L.main(["--report", path]) == 0 and "| `vanilla` |" in capsys.readouterr().out
     (tmp_path / "odd.jsonl").write_text(open(path).read() + "\n")
     (tmp_path / "half.jsonl").write_text('{"task": "consecutive", "config": {"task": "consecutive"}}\n')
@@ -1202,7 +1235,8 @@ def test_a_recorded_run_is_not_run_again(tmp_path, capsys):
     ("--eval x --plot", "--plot"), ("--resume x --overwrite", "--overwrite"), ("--from x --ask 1 --steps 5", "--steps"),
     ("--benchmark --record x", "--record"), ("--plot-from x --out y", "--out"), ("--model foo", "seq2seq, encoder, universal"),
     ("--from x --ask 1 --device cpu", "--device"), ("--list --quiet", "--quiet"), ("--eval x --save-every 9", "--save-every"),
-    ("--task consecutive --lengths 6", "--task consecutive has no such option")])
+    ("--task consecutive --lengths 6", "--task consecutive has no such option"),
+    ("--task multiplication --prime-lengths 6 --steps 5", "--prime-lengths: goes with --prime")])
 def test_options_without_effect_are_refused(arguments, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert L.main(arguments.split()) == 2
@@ -1219,7 +1253,7 @@ def test_a_teacher_is_calibrated_on_again(tmp_path, capsys):
     assert first["lines"] == second["lines"] and first["accuracy"] == second["accuracy"]
     assert first["examples"]["interpolate"] > 0 == second["examples"]["interpolate"]
     assert (first["teachers"], first["tries"], second["teachers"], second["tries"]) == (2, 2, 0, 1)     # kappa does not change its one line
-    for other, said in ((["--seed", "1"], "--seed 0, not 1"), (["--method", "rope"], "only --method abc")):
+    for other, said in ((["--seed", "1"], "--seed 0, not 1"), (["--lr", "0.02"], "--lr 0.01, not 0.02"), (["--method", "rope"], "only --method abc")):
         assert run("c", "--teacher", str(tmp_path / "a"), *other) == 2
         assert said in capsys.readouterr().err
     (tmp_path / "own.jsonl").write_text(json.dumps(first) + "\n")                          # a run with a teacher is another run
@@ -1332,6 +1366,22 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in "ac"), "--attend", "12"]) == 2
     assert L.main(["--plot-from", *(str(tmp_path / name) for name in "acde")]) == 0
     assert "layer 1 cross, heads" in capsys.readouterr().out
+    first = json.loads((tmp_path / "d" / "result.json").read_text())
+    alike = first | {"config": first["config"] | {"even": True}}
+    names = [x.get_text() for x in L.encoder_picture(L.pyplot(), [first, alike]).legends[0].get_texts()]
+    assert len(set(names)) == 3 and "--even" in names[2]
+    plain = fake_record(0, 150)
+    wide = L.accuracy_picture(L.pyplot(), {("successor", "abc", "--option 10 " * 12): [plain]}, "successor")
+    wide.canvas.draw()
+    assert wide.axes[0].get_position().width * wide.get_figwidth() > 5
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:                 # a run has its own figures, whatever runs of its setting are beside it
+        patch.setattr(L, "accuracy_picture", lambda plt, groups, task: drawn.append(groups))
+        patch.setattr(L, "save_picture", lambda figure, path: None)
+        record, = [r for r, _ in L.records_in(tmp_path / "b")]
+        key = L.records_in(tmp_path / "b")[0][1]
+        L.draw_pictures(tmp_path / "b", L.load(tmp_path / "b"), {key: [dict(record, note="another"), dict(record, seed=8)]})
+    assert drawn == [{key: [record, dict(record, seed=8)]}]
     perfect = json.loads((tmp_path / "d" / "result.json").read_text()) | {"wrong_digits": {}}
     assert not list(L.encoder_picture(L.pyplot(), [perfect]).axes[3].patches)
     worst = json.loads((tmp_path / "e" / "result.json").read_text()) | {"wrong_digits": {"3": 4, "19": 1}}
