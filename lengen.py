@@ -2410,7 +2410,7 @@ def read_records(*paths):
         earlier += seeds.get(seed, record) != record
         seeds[seed] = record
     if earlier:
-        print(f"lengen: {earlier} records are left out: of equal settings and seeds the last counts", file=sys.stderr)
+        print(f"lengen: records left out: {earlier}; of equal settings and seeds the last counts", file=sys.stderr)
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
