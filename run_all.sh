@@ -132,13 +132,15 @@ patient="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --ev
 encoder $patient --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
 encoder $patient --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
 encoder $patient --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
-deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next seven: 90 minutes to two hours each
+deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next nine: 75 minutes to two and a half hours each
 encoder $deep --lengths 5,6,7,8,9,10 --width 10 --clip 12 --d-model 256 --n-head 8 --steps 15000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 18 --clip 20 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 20000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 15000 --warmup 1000
+encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000
+encoder $deep --lengths 5,6,7,8,9,10 --width 16 --clip 18 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 18500 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
 for change in "--width 6" "--width 6 --precision float32" "--width 6 --precision float32 --init 0.02" "--width 6 --norm post --init 0.02" "--width 12" "--width 6 --clip 8" "--width 12 --clip 14"; do
