@@ -187,7 +187,9 @@ done
 encoder $modular $even --model encoder --steps 3000 --method rpe-kq --clip 4 --modulus 1000
 encoder $modular $even --model encoder --steps 5000 --method rpe-k --clip 4 --modulus 1000
 encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --seed 1
-encoder $modular $even --model encoder --steps 5000 --method vanilla
+for more in "--model encoder --method vanilla" "--model encoder --method vanilla --seed 1" "--n-layer 3 --method vanilla" "--model encoder --method rpe-k --clip 3"; do
+    encoder $modular $even --steps 5000 $more
+done
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
 for method in ape rpe-kq; do
