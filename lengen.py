@@ -2401,23 +2401,26 @@ def records_in(path):
     return found
 
 
-def read_records(*paths):
-    """-> {(task, method, changed options): records of these files and folders, the last one of each seed}; says on
-    stderr how many others there are."""
-    groups, earlier = {}, 0
-    for record, key in sum(map(records_in, paths), []):
-        seeds, seed = groups.setdefault(key, {}), record["config"]["seed"]
-        earlier += seeds.get(seed, record) != record
-        seeds[seed] = record
-    if earlier:
-        print(f"lengen: records left out: {earlier}; of equal settings and seeds the last counts", file=sys.stderr)
+def grouped(found):
+    """What `records_in` returns -> {(task, method, changed options): the last record of each seed}."""
+    groups = {}
+    for record, key in found:
+        groups.setdefault(key, {})[record["config"]["seed"]] = record
     return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in groups.items()}
 
 
+def read_records(*paths):
+    """The records of files and folders together, as `grouped` returns them."""
+    return grouped(sum(map(records_in, paths), []))
+
+
 def report(path):
-    """Tables of a file of records, as Markdown; one without rows is left out."""
-    texts = []
-    for title, note, rows in tables(read_records(path)):
+    """Tables of a file of records, as Markdown; one without rows is left out. Says on stderr how many records are."""
+    found, texts = records_in(path), []
+    groups = grouped(found)
+    if left_out := len(found) - sum(map(len, groups.values())):
+        print(f"lengen: records left out: {left_out}; of equal settings and seeds the last counts", file=sys.stderr)
+    for title, note, rows in tables(groups):
         if rows:
             lines = [rows[0], ["---"] * len(rows[0]), *(row.values() for row in rows)]
             text = "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
