@@ -1808,7 +1808,7 @@ def run_pairs(config, device, report=silent, keeper=Keeper()):
 
 
 def two_decimals(share):
-    """In percent, rounded down."""
+    """In percent, rounded down after the sixth decimal of the share, where a mean in float32 ends."""
     return f"{percent(round(1e6 * share), 10 ** 6, 2):.2f}"
 
 
@@ -1881,7 +1881,8 @@ def write(a, length):
 
 
 def arrange_encoder(task, a, b, modulus=100):
-    """Operands a, b (B, W) -> question (B, 2W + 1), answer (B, W + 1 for addition, 2W for multiplication) tokens.
+    """Operands a, b (B, W) -> question (B, 2W + 1), answer tokens (B, n): W + 1 for sums, 2W for products, W for
+    element-wise sums, the digits of modulus - 1 for modular answers.
 
     12 + 39 at width 3 is `12@+39@` and `51@@`. Source: Jelassi et al., Sec. 2.1. Both operands have the same width:
     2W answer tokens would not fit a question with a shorter one. Modular answers have as many digits as modulus - 1,
@@ -2072,9 +2073,10 @@ def right_digits(model, question, answer):
 
 
 def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
-    """AdamW on every answer token, warm-up, then a cosine to zero -> {"curve": [[step, [share right of each answer
-    digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi et al., Sec. 2.2 and Fig. 7.
-    Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is nan or inf; Interrupted."""
+    """AdamW on every answer token; the rate is a cosine from step 0, its beginning warmed up -> {"curve": [[step,
+    [share right of each answer digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi
+    et al., Sec. 2.2 and Fig. 7. Differs: gradients are clipped at norm 1. Raises: FloatingPointError when the loss is
+    nan or inf; Interrupted."""
     steps, device = config.steps, model.head.weight.device
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.decay)
     numbers = draw_long(config, config.train_digits, 200, seeded(config.seed + 1))
@@ -2098,13 +2100,14 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
     return now
 
 
-def evaluate_encoder(model, config):
+def evaluate_encoder(model, config, report=silent):
     """-> {"accuracy": {length: share exact}} and, at the longest length, {"wrong_digits": {digits wrong: answers},
     "wrong_places": {place of the only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc":
     {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}}; all keys are strings. Source: Jelassi et al.,
     Fig. 6."""
     found = {"accuracy": {}}
     for length in sorted(config.lengths):
+        report(digits=length)
         a, b = draw_long(config, length, config.samples, seeded(config.seed * 1_000_003 + length))
         right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
         exact, wrong = right.all(1), (~right).sum(1)
@@ -2134,7 +2137,7 @@ def run_encoder(config, device, report=silent, keeper=Keeper()):
             torch.manual_seed(seed)
         result = train_encoder(model, stage, name, seed, report, keeper)
         start = time.perf_counter()
-        found.append(evaluate_encoder(model, config) | {"curve": result["curve"]})
+        found.append(evaluate_encoder(model, config, report) | {"curve": result["curve"]})
         seconds[name] = round(result["seconds"], 2)
         seconds["evaluate"] = round(seconds["evaluate"] + time.perf_counter() - start, 2)
     seconds["total"] = round(sum(seconds.values()), 2)
@@ -2164,26 +2167,8 @@ def encoder_summary(record):
 # ======================================================================================
 # 11. Report: records to Markdown tables
 # ======================================================================================
-
-# Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
-# addition by "rpe-k" (quoted there from Jelassi et al.): ABC v1, Table 1; 50 digits of the others: ABC v1, Table 3.
-# "parity-label" is quoted there, too, from Deletang et al. and Ruoss et al.
-ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
-PUBLISHED = {
-    "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL,
-                  "window-cyclic": ALL, "window-nope": ALL, "abc": ALL},
-    "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": NONE, "window-cyclic": ALL,
-                 "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8",
-                 "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35"},
-    "nx1": {"vanilla": NONE, "rope": NONE, "window": "100 / 6.0 / 0.19 / 0 / 0 / 0", "window-cyclic": ALL,
-            "window-nope": "99.89 / 99.63 / 99.49 / 99.39 / 98.31 / 98.31", "abc": ALL},
-    "parity": {"vanilla": "29.23 / 0.29 / 0 / 0 / - / 0", "window": ALL, "window-cyclic": ALL, "window-nope": ALL,
-               "abc": "does not interpolate"},
-    "parity-label": {"vanilla": "52.0 to 52.6"},
-}
-# Epochs x batches x samples x tokens of a sample padded to 60 digits, in the published training of the authors.
-PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
-
+#
+# Tables are made of groups: {(task, method, changed options): records, one a seed}.
 
 def is_encoder(record):
     """Only encoder-only models have a training set of fixed size."""
@@ -2224,158 +2209,6 @@ def changed_options(record):
     return " ".join(changed or ["--teacher DIR"] * is_given_teacher(record))
 
 
-def interval(low, high):
-    """A share's bounds in percent, rounded outwards."""
-    return f"({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
-
-
-def tested(records, kind="accuracy"):
-    """Lengths in the records; kind: "accuracy", "hard" or "chains"."""
-    return sorted({int(length) for r in records for length in r[kind]})
-
-
-def tally(records, length, name=None):
-    """(right, asked) of every seed at a length, in a hard set if named."""
-    found = [r["hard"].get(str(length), {}).get(name) if name else r["accuracy"].get(str(length)) for r in records]
-    return [(share["correct"], share["n"]) for share in found if share]
-
-
-def cell(records, length, name=None):
-    """-> "percent (Wilson 95% interval, rounded outwards), seeds without a mistake/seeds"."""
-    seeds = tally(records, length, name)
-    if not seeds:
-        return "not run"
-    total = [sum(counts) for counts in zip(*seeds)]
-    exact = f", {sum(right == asked for right, asked in seeds)}/{len(seeds)}" if len(seeds) > 1 else ""
-    return f"{percent(*total, 2):g} {interval(*wilson(*total))}{exact}"
-
-
-def cells(records, lengths, **more):
-    """Columns: accuracy at the lengths, more, the seeds run, and the numbers of questions a length and seed."""
-    sizes = sorted({share["n"] for r in records for share in r["accuracy"].values()})
-    return {length: cell(records, length) for length in lengths} | more | {
-        "seeds": ", ".join(map(str, sorted({r["seed"] for r in records}))), "n": ", ".join(f"{n:,}" for n in sizes)}
-
-
-def costs(records):
-    """Columns: median time and tokens (least-most) of one task on one device."""
-    seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
-    share = PUBLISHED_TOKENS.get(records[0]["task"], 0) / 1e6 / statistics.median(tokens)
-    span = lambda x, digits=0: f"{statistics.median(x):.{digits}f} ({min(x):.{digits}f}-{max(x):.{digits}f})"
-    return {"task": records[0]["task"], "device": records[0]["device"], "seeds": len(records),
-            "interpolate, s": span([s["interpolate"] for s in seconds]),
-            "retrain, s": span([s["retrain"] for s in seconds]),
-            "test, s": span([s["evaluate"] for s in seconds]),
-            "all but test, s": span([s["total"] - s["evaluate"] for s in seconds]),
-            "all, s": span([s["total"] for s in seconds]),
-            "retrain / interpolate": span([s["retrain"] / max(s["interpolate"], 1e-9) for s in seconds], 2),
-            "training tokens, millions": span(tokens, 2),
-            "of the authors' tokens": f"1 / {share:,.0f}" if share else "not published"}
-
-
-def chains(seeds):
-    """{run of carries: (right, asked)} of each seed -> columns: the same of all together, in bins."""
-    counts = [(int(chain), *count) for seed in seeds for chain, count in seed.items()]
-    total = lambda column, low, high: sum(count[column] for count in counts if low <= count[0] <= high)
-    bins = {"0 to 1": (0, 1), "2 to 3": (2, 3), "4 to 7": (4, 7), "8 to 15": (8, 15), "16 or more": (16, INF)}
-    return {name: f"{total(1, *ends):,} / {total(2, *ends):,}" for name, ends in bins.items()}
-
-
-SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), seeds without a mistake / seeds run"
-
-
-def abc_tables(runs):
-    """-> tables (title, note, rows {column: cell}) of ABC; runs: task -> records with default settings."""
-    every = sum(runs.values(), [])
-    missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'], 2):g} at {length} (n = {a['n']:,})"
-              for r in every for length, a in r["accuracy"].items() if a["correct"] < a["n"]]
-    columns = {task: cells(records, tested(every)) for task, records in runs.items()}
-    yield ("ABC, default settings",
-           f"{SHARES}, by digits (parity: bits). Seeds with a mistake: {'; '.join(missed) or 'none'}.",
-           [{"digits": name} | {task: columns[task][name] for task in runs} for name in (*tested(every), "seeds", "n")])
-    parts = [[r for r in records if r["device"] == device]
-             for device in sorted({r["device"] for r in every}) for records in runs.values()]
-    yield ("Cost of ABC", "Median over seeds (least-most). The authors' tokens are those of their published schedule.",
-           [costs(records) for records in parts if records])
-    yield ("Hard questions, ABC", SHARES + ".",
-           [{"task, digits": f"{task}, {length}", "set": name, "right": cell(records, length, name)}
-            for task, records in runs.items() for length in tested(records, "hard")
-            for name in dict.fromkeys(name for r in records for name in r["hard"].get(str(length), {}))])
-    yield ("ABC by longest run of carries", "Right / asked, all seeds together.",
-           [{"task": task, "digits": length} | chains([r["chains"].get(str(length), {}) for r in records])
-            for task, records in runs.items() for length in tested(records, "chains")])
-
-
-def method_tables(groups):
-    """The same for the two widths of the papers' runs, and for everything else."""
-    widths, rows = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}, []
-    for change, title in widths.items():
-        chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
-                  if (task, method, change) in groups]
-        others = tested([r for _, method, records in chosen for r in records if method != "abc" or change])
-        lengths = [n for n in tested(sum((records for *_, records in chosen), []))      # `abc_tables` has all of "abc"
-                   if n in (6, 10, 15, 20, 50, 60, 200) or n in others]
-        yield (f"The papers' tables, {title}",
-               f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
-               "the model calibrated on); both are medians. Papers: at 6 to 60 digits, for parity, too, where 6 are "
-               "20 bits and 60 are 200.",
-               [{"task": task, "method": f"`{method}`",
-                 "trained": f"{statistics.median(sum(r['examples'].values()) for r in records) / 1000:,.0f}",
-                 "held-out": percent(round(2000 * statistics.median(r["interpolation_accuracy"] for r in records)),
-                                     2000),
-                 **cells(records, lengths, papers=PUBLISHED[task].get(method, "-"))}
-                for task, method, records in chosen])
-    others = [key for key in groups if key[2] not in widths]
-    tasks = [task for task in TASKS if task in {key[0] for key in others}]
-    for method, change in dict.fromkeys(key[1:] for key in others):
-        runs = {task: groups.get((task, method, change), []) for task in tasks}
-        every = sum(runs.values(), [])
-        rows += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length}
-                 | {task: cell(runs[task], length) for task in tasks} | cells(every, ()) for length in tested(every)]
-    yield "Other settings", SHARES + ", by digits (parity: bits).", rows
-
-
-def encoder_tables(groups):
-    """The same for encoder-only models, and their sums by carries at the longest length."""
-    every, stages, sums = sum(groups.values(), []), {}, []
-    for (task, method, change), records in groups.items():
-        if before := [r | r["before"] for r in records if "before" in r]:
-            stages[task, method, f"{change}, before"] = before
-        stages[task, method, change] = records
-    yield ("Encoder-only models", SHARES + ", by digits; s: median of training and tests.",
-           [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
-             **cells(records, tested(every), s=f"{statistics.median(r['seconds']['total'] for r in records):.0f}")}
-            for (task, method, change), records in stages.items()])
-    for (_, method, change), records in stages.items():
-        for length in sorted({tested([r])[-1] for r in records if "carries" in r}):
-            counts = [r["carries"] for r in records if tested([r])[-1] == length]
-            sums += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
-                     | chains([seed[name] for seed in counts])
-                     for name, by in (("nc", "carries"), ("mc", "longest run of carries"))]
-    yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.", sums)
-
-
-def pairs_tables(groups):
-    """The same for consecutive pairs."""
-    both = lambda a: f"{two_decimals(a['soft'])}, {two_decimals(a['hard'])} {interval(*a['hard_interval'])}"
-    yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, "
-           "every seed; checkerboard: their mean.",
-           [{"changed": f"`{change}`", "soft, hard": "; ".join(both(run["accuracy"]) for run in record["runs"]),
-             "n": f"{record['accuracy']['n']:,}",
-             "checkerboard": f"{statistics.mean(run['checkerboard'] for run in record['runs']):.1f}"}
-            for (*_, change), records in groups.items() for record in records])
-
-
-def tables(every):
-    """All tables of records, as `read_records` returns them."""
-    groups, encoders, pairs = {}, {}, {}
-    for key, records in every.items():
-        (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else groups)[key] = records
-    runs = {task: groups[task, "abc", ""] for task in TASKS if (task, "abc", "") in groups}
-    abc = abc_tables(runs) if runs else ()
-    return *abc, *method_tables(groups), *encoder_tables(encoders), *pairs_tables(pairs)
-
-
 @contextlib.contextmanager
 def refused(text, *errors):
     """Errors of these kinds, by default of any, come from bad input: a ValueError of one line, the text and why."""
@@ -2402,7 +2235,7 @@ def records_in(path):
 
 
 def grouped(found):
-    """What `records_in` returns -> {(task, method, changed options): the last record of each seed}."""
+    """What `records_in` returns -> groups, of each seed the last record."""
     groups = {}
     for record, key in found:
         groups.setdefault(key, {})[record["config"]["seed"]] = record
@@ -2410,8 +2243,180 @@ def grouped(found):
 
 
 def read_records(*paths):
-    """The records of files and folders together, as `grouped` returns them."""
+    """The records of files and folders together -> groups."""
     return grouped(sum(map(records_in, paths), []))
+
+
+def interval(low, high):
+    """A share's bounds in percent, rounded outwards."""
+    return f"({math.floor(1e4 * low) / 100:g}-{math.ceil(1e4 * high) / 100:g})"
+
+
+def tested(records, kind="accuracy"):
+    """Lengths in the records; kind: "accuracy", "hard" or "chains"."""
+    return sorted({int(length) for r in records for length in r[kind]})
+
+
+def tally(records, length, name=None):
+    """(right, asked) of every seed at a length, in a hard set if named."""
+    found = [r["hard"].get(str(length), {}).get(name) if name else r["accuracy"].get(str(length)) for r in records]
+    return [(counts["correct"], counts["n"]) for counts in found if counts]
+
+
+def cell(records, length, name=None):
+    """-> "percent (Wilson 95% interval, rounded outwards), seeds without a mistake/seeds"."""
+    seeds = tally(records, length, name)
+    if not seeds:
+        return "not run"
+    total = [sum(counts) for counts in zip(*seeds)]
+    exact = f", {sum(right == asked for right, asked in seeds)}/{len(seeds)}" if len(seeds) > 1 else ""
+    return f"{percent(*total, 2):g} {interval(*wilson(*total))}{exact}"
+
+
+def cells(records, lengths, **more):
+    """Columns: accuracy at the lengths, more, the seeds run, and the numbers of questions a length and seed."""
+    sizes = sorted({share["n"] for r in records for share in r["accuracy"].values()})
+    return {length: cell(records, length) for length in lengths} | more | {
+        "seeds": ", ".join(map(str, sorted({r["seed"] for r in records}))), "n": ", ".join(f"{n:,}" for n in sizes)}
+
+
+def costs(records):
+    """Columns: median time and tokens (least-most) of one task on one device."""
+    seconds, tokens = [r["seconds"] for r in records], [sum(r["tokens"].values()) / 1e6 for r in records]
+    times = PUBLISHED_TOKENS.get(records[0]["task"], 0) / 1e6 / statistics.median(tokens)
+    span = lambda x, digits=0: f"{statistics.median(x):.{digits}f} ({min(x):.{digits}f}-{max(x):.{digits}f})"
+    return {"task": records[0]["task"], "device": records[0]["device"], "seeds": len(records),
+            "interpolate, s": span([s["interpolate"] for s in seconds]),
+            "retrain, s": span([s["retrain"] for s in seconds]),
+            "test, s": span([s["evaluate"] for s in seconds]),
+            "all but test, s": span([s["total"] - s["evaluate"] for s in seconds]),
+            "all, s": span([s["total"] for s in seconds]),
+            "retrain / interpolate": span([s["retrain"] / max(s["interpolate"], 1e-9) for s in seconds], 2),
+            "training tokens, millions": span(tokens, 2),
+            "of the authors' tokens": f"1 / {times:,.0f}" if times else "not published"}
+
+
+def by_carries(seeds):
+    """{run of carries: (right, asked)} of each seed -> columns: the same of all together, in bins."""
+    counts = [(int(chain), *count) for seed in seeds for chain, count in seed.items()]
+    total = lambda column, low, high: sum(count[column] for count in counts if low <= count[0] <= high)
+    bins = {"0 to 1": (0, 1), "2 to 3": (2, 3), "4 to 7": (4, 7), "8 to 15": (8, 15), "16 or more": (16, INF)}
+    return {name: f"{total(1, *ends):,} / {total(2, *ends):,}" for name, ends in bins.items()}
+
+
+# Percent at 6 / 10 / 15 / 20 / 50 / 60 digits. Source: ABC v2, Tables 1 and 3; 15 and 50 digits of "abc" and of
+# addition by "rpe-k" (quoted there from Jelassi et al.): ABC v1, Table 1; 50 digits of the others: ABC v1, Table 3.
+# "parity-label" is quoted there, too, from Deletang et al. and Ruoss et al.
+ALL, NONE = " / ".join(["100"] * 6), "100 / 0 / 0 / 0 / 0 / 0"
+PUBLISHED = {
+    "successor": {"vanilla": NONE, "alibi": "1.3 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": ALL,
+                  "window-cyclic": ALL, "window-nope": ALL, "abc": ALL},
+    "addition": {"vanilla": NONE, "alibi": "0 / 0 / 0 / 0 / 0 / 0", "rope": NONE, "window": NONE, "window-cyclic": ALL,
+                 "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -", "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8",
+                 "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35"},
+    "nx1": {"vanilla": NONE, "rope": NONE, "window": "100 / 6.0 / 0.19 / 0 / 0 / 0", "window-cyclic": ALL,
+            "window-nope": "99.89 / 99.63 / 99.49 / 99.39 / 98.31 / 98.31", "abc": ALL},
+    "parity": {"vanilla": "29.23 / 0.29 / 0 / 0 / - / 0", "window": ALL, "window-cyclic": ALL, "window-nope": ALL,
+               "abc": "does not interpolate"},
+    "parity-label": {"vanilla": "52.0 to 52.6"},
+}
+# Epochs x batches x samples x tokens of a sample padded to 60 digits, in the published training of the authors.
+PUBLISHED_TOKENS = {"successor": 128 * 1792 * 512 * (63 + 62), "addition": 256 * 1792 * 512 * (125 + 62)}
+
+
+SHARES = "Percent exact (Wilson 95% interval over the questions of all seeds), seeds without a mistake / seeds run"
+
+
+def abc_tables(runs):
+    """-> tables (title, note, rows {column: cell}) of ABC; runs: task -> records with default settings."""
+    every = sum(runs.values(), [])
+    missed = [f"{r['task']} seed {r['seed']} {percent(a['correct'], a['n'], 2):g} at {length} (n = {a['n']:,})"
+              for r in every for length, a in r["accuracy"].items() if a["correct"] < a["n"]]
+    columns = {task: cells(records, tested(every)) for task, records in runs.items()}
+    yield ("ABC, default settings",
+           f"{SHARES}, by digits (parity: bits). Seeds with a mistake: {'; '.join(missed) or 'none'}.",
+           [{"digits": name} | {task: columns[task][name] for task in runs} for name in (*tested(every), "seeds", "n")])
+    parts = [[r for r in records if r["device"] == device]
+             for device in sorted({r["device"] for r in every}) for records in runs.values()]
+    yield ("Cost of ABC", "Median over seeds (least-most). The authors' tokens are those of their published schedule.",
+           [costs(records) for records in parts if records])
+    yield ("Hard questions, ABC", SHARES + ".",
+           [{"task, digits": f"{task}, {length}", "set": name, "right": cell(records, length, name)}
+            for task, records in runs.items() for length in tested(records, "hard")
+            for name in dict.fromkeys(name for r in records for name in r["hard"].get(str(length), {}))])
+    yield ("ABC by longest run of carries", "Right / asked, all seeds together.",
+           [{"task": task, "digits": length} | by_carries([r["chains"].get(str(length), {}) for r in records])
+            for task, records in runs.items() for length in tested(records, "chains")])
+
+
+def method_tables(groups):
+    """-> tables of encoder-decoders at the two widths of the papers' runs, and of everything else."""
+    widths, rows = {"": "natural width", "--width 61 --spread 0": "the authors' fixed width 61"}, []
+    for change, title in widths.items():
+        chosen = [(task, method, groups[task, method, change]) for task in TASKS for method in METHODS
+                  if (task, method, change) in groups]
+        others = tested([r for _, method, records in chosen for r in records if method != "abc" or change])
+        lengths = [n for n in tested(sum((records for *_, records in chosen), []))      # `abc_tables` has all of "abc"
+                   if n in (6, 10, 15, 20, 50, 60, 200) or n in others]
+        yield (f"The papers' tables, {title}",
+               f"{SHARES}; trained: thousands of examples; held-out: of 2,000 numbers left out of training (`abc`: by "
+               "the model calibrated on); both are medians. Papers: at 6 to 60 digits, for parity, too, where 6 are "
+               "20 bits and 60 are 200.",
+               [{"task": task, "method": f"`{method}`",
+                 "trained": f"{statistics.median(sum(r['examples'].values()) for r in records) / 1000:,.0f}",
+                 "held-out": percent(round(2000 * statistics.median(r["interpolation_accuracy"] for r in records)),
+                                     2000),
+                 **cells(records, lengths, papers=PUBLISHED.get(task, {}).get(method, "-"))}
+                for task, method, records in chosen])
+    others = [key for key in groups if key[2] not in widths]
+    tasks = [task for task in TASKS if task in {key[0] for key in others}]
+    for method, change in dict.fromkeys(key[1:] for key in others):
+        runs = {task: groups.get((task, method, change), []) for task in tasks}
+        every = sum(runs.values(), [])
+        rows += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length}
+                 | {task: cell(runs[task], length) for task in tasks} | cells(every, ()) for length in tested(every)]
+    yield "Other settings", SHARES + ", by digits (parity: bits).", rows
+
+
+def encoder_tables(groups):
+    """-> tables of encoder-only models, and of their sums by carries at the longest length."""
+    every, stages, sums = sum(groups.values(), []), {}, []
+    for (task, method, change), records in groups.items():
+        if before := [r | r["before"] for r in records if "before" in r]:
+            stages[task, method, f"{change}, before"] = before
+        stages[task, method, change] = records
+    yield ("Encoder-only models", SHARES + ", by digits; s: median of training and tests.",
+           [{"task": task, "method": f"`{method}`", "changed": f"`{change}`",
+             **cells(records, tested(every), s=f"{statistics.median(r['seconds']['total'] for r in records):.0f}")}
+            for (task, method, change), records in stages.items()])
+    for (_, method, change), records in stages.items():
+        for length in sorted({tested([r])[-1] for r in records if "carries" in r}):
+            counts = [r["carries"] for r in records if tested([r])[-1] == length]
+            sums += [{"method": f"`{method}`", "changed": f"`{change}`", "digits": length, "by": by}
+                     | by_carries([seed[name] for seed in counts])
+                     for name, by in (("nc", "carries"), ("mc", "longest run of carries"))]
+    yield ("Encoder-only models, sums by carries", "Right / asked at the longest length, all seeds together.", sums)
+
+
+def pairs_tables(groups):
+    """-> the table of consecutive pairs."""
+    both = lambda a: f"{two_decimals(a['soft'])}, {two_decimals(a['hard'])} {interval(*a['hard_interval'])}"
+    yield ("Consecutive pairs", "Percent of labels (soft) and of whole sequences (hard; Wilson 95% interval) right, "
+           "every seed; checkerboard: their mean.",
+           [{"changed": f"`{change}`", "soft, hard": "; ".join(both(run["accuracy"]) for run in record["runs"]),
+             "n": f"{record['accuracy']['n']:,}",
+             "checkerboard": f"{statistics.mean(run['checkerboard'] for run in record['runs']):.1f}"}
+            for (*_, change), records in groups.items() for record in records])
+
+
+def tables(groups):
+    """-> all tables of groups."""
+    decoders, encoders, pairs = {}, {}, {}
+    for key, records in groups.items():
+        (pairs if key[0] == PairsConfig.task else encoders if is_encoder(records[0]) else decoders)[key] = records
+    runs = {task: decoders[task, "abc", ""] for task in TASKS if (task, "abc", "") in decoders}
+    abc = abc_tables(runs) if runs else ()
+    return *abc, *method_tables(decoders), *encoder_tables(encoders), *pairs_tables(pairs)
 
 
 def report(path):
@@ -2474,8 +2479,8 @@ def draw_shares(axes, counts, band=False, **style):
 
 
 def accuracy_picture(plt, groups, task):
-    """Exact match against length, one curve a method and setting of the task's encoder-decoders in `groups`, as
-    `read_records` returns them; questions of all seeds are counted together."""
+    """Exact match against length, one curve a method and setting of the task's encoder-decoders in `groups`;
+    questions of all seeds are counted together."""
     groups = {key: records for key, records in groups.items() if key[0] == task and not is_encoder(records[0])}
     every = sum(groups.values(), [])
     seeds, bases = (sorted({r["config"][name] for r in every}) for name in ("seed", "base"))
@@ -2698,7 +2703,7 @@ def draw_pictures(folder, loaded, groups, question=None):
 # ======================================================================================
 
 class TorchTransformer(Transformer):
-    """Ours with the layers of torch.nn.Transformer in the same shape; for methods without relative terms."""
+    """Ours with the layers of torch.nn.Transformer in the same shape; its only bias is the causal mask."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -2786,39 +2791,18 @@ def synthetic_run(length, n, device):
 
 
 def decoding_times(device, lengths):
-    """Median seconds of three to write an answer of each length by `generate_sparse` and by `generate`, None where its
-    bias needs more than 1 GiB. Dense answers are reckoned from passes at 1/6, 1/2 and 5/6 of the length."""
-    sparse, dense = [], {}
+    """Seconds to write an answer of each length by `generate_sparse`, the median of three, the lengths in turn, and by
+    `generate`, once; None where its bias needs more than 1 GiB."""
+    sparse, dense = [], dict.fromkeys(lengths)
     for length in lengths:
-        model, calibration, source, target = synthetic_run(length, 1, device)
-        config, name, limit = model.config, str(length), length + 2
+        model, calibration, source, _ = synthetic_run(length, 1, device)
+        config, limit = model.config, length + 2
         keys = make_keys(config, length + 1, calibration)
         sparse.append(functools.partial(generate_sparse, model, source, limit, keys))
-        dense[name] = None
         if 4 * config.n_head * config.n_layer * limit * source.shape[1] < 2 ** 30:
-            bias, calls = to_device(make_bias(config, length + 1, calibration), device), []
-            for T in (limit // 6, limit // 2, 5 * limit // 6):
-                part = Bias(None, [(a[:, :T, :T], b[:, :T]) for a, b in bias.decoder])
-                calls.append(functools.partial(model, source, target[:, :T], part))
-            with torch.no_grad():
-                dense[name] = limit * statistics.mean(interleaved(calls, 3, device))
-    return dict(zip(dense, interleaved(sparse, 3, device, warm=0))), dense
-
-
-def comparisons(s):
-    """Seconds -> rows (name of the ratio, or digits of an answer; what is compared; both seconds, None: not run)."""
-    shape = "training step, {} shape, batch 64 / torch.nn.Transformer"
-    yield "step_vs_torch", shape.format("default"), s["step"], s["torch_step"]
-    yield "step_vs_floor", "the same / the matrix products in it", s["step"], s["floor"]
-    yield "paper_step_vs_torch", shape.format("paper's"), s["paper_step"], s["paper_torch_step"]
-    yield "paper_step_vs_floor", "the same / the matrix products in it", s["paper_step"], s["paper_floor"]
-    yield "abc_vs_loop", "loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", s["loop"], s["abc_bias"]
-    one_pass = "greedy decoding / evaluation in one pass, 64 questions of 60 digits"
-    yield "evaluate_vs_greedy", one_pass, s["greedy"], s["evaluate"]
-    for n in s["sparse"]:
-        yield n, f"dense / line-sparse decoding of a {int(n):,}-digit answer", s["dense"][n], s["sparse"][n]
-    digit = {n: s["sparse"][n] / int(n) for n in ("1000", "10000")}
-    yield ("digit_time_10000_vs_1000", "a digit of 10,000 / of 1,000, line-sparse", digit["10000"], digit["1000"])
+            bias = to_device(make_bias(config, length + 1, calibration), device)
+            [dense[length]] = interleaved([lambda: generate(model, source, limit, bias)], 1, device, warm=0)
+    return dict(zip(lengths, interleaved(sparse, 3, device, warm=0))), dense
 
 
 def peak_bytes(device):
@@ -2829,21 +2813,30 @@ def peak_bytes(device):
 
 
 def benchmark(device):
-    """Ratios from interleaved runs on this machine -> {"ratios", "seconds", "peak_bytes", "device", "torch"}."""
-    s, paper = {}, make_config("paper", width=8, lengths=(6,), batch=Config.batch)
-    s["step"], s["torch_step"], s["floor"] = step_times(Config(), device, 100)
-    s["paper_step"], s["paper_torch_step"], s["paper_floor"] = step_times(paper, device, 25)
+    """Measured on this machine -> {"rows": [name of the ratio, what is compared, seconds of both; None: not run],
+    "ratios", "peak_bytes", "device", "torch"}."""
+    rows, paper = [], make_config("paper", width=8, lengths=(6,), batch=Config.batch)
+    for name, shape, config, rounds in (("", "default", Config(), 100), ("paper_", "paper's", paper, 25)):
+        ours, torchs, floor = step_times(config, device, rounds)
+        what = f"training step, {shape} shape, batch 64 / torch.nn.Transformer"
+        rows += [(f"{name}step_vs_torch", what, ours, torchs),
+                 (f"{name}step_vs_floor", "the same / the matrix products in it", ours, floor)]
     attention = torch.rand(8, 62, 125)
-    s["abc_bias"], = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], 100)
-    s["loop"], = interleaved([lambda: literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)], 1, warm=0)
+    [loop] = interleaved([lambda: literal_abc_bias(attention, 62, 125, (1, 0, -1), 1.5)], 1, warm=0)
+    [ours] = interleaved([lambda: abc_bias(attention, 62, 125, kappa=1.5)], 100)
+    rows.append(("abc_vs_loop", "loops of Eq. 1 / `abc_bias`, 8 x 62 x 125", loop, ours))
     model, calibration, source, target = synthetic_run(60, 64, device)
     bias = to_device(make_bias(model.config, 61, calibration), device)
-    s["evaluate"], s["greedy"] = interleaved([lambda: exact_match(model, source, target, bias),
-                                              lambda: generate(model, source, 62, bias)], 3, device)
-    s["sparse"], s["dense"] = decoding_times(device, (100, 1000, 10_000))
-    ratios = {name: first and first / second for name, _, first, second in comparisons(s)}
-    ratios["sparse_vs_dense"] = {digits: ratios.pop(digits) for digits in s["sparse"]}
-    return {"ratios": ratios, "seconds": s, "peak_bytes": peak_bytes(device), "device": device_name(device),
+    rows.append(("evaluate_vs_greedy", "greedy decoding / evaluation in one pass, 64 questions of 60 digits",
+                 *interleaved([lambda: generate(model, source, 62, bias),
+                               lambda: exact_match(model, source, target, bias)], 3, device)))
+    sparse, dense = decoding_times(device, (100, 1000, 10_000))
+    rows += [(n, f"dense / line-sparse decoding of a {n:,}-digit answer", dense[n], sparse[n]) for n in sparse]
+    rows.append(("digit_time_10000_vs_1000", "a digit of 10,000 / of 1,000, line-sparse",
+                 sparse[10_000] / 10_000, sparse[1000] / 1000))
+    ratios = {name: first and first / second for name, _, first, second in rows}
+    ratios["sparse_vs_dense"] = {n: ratios.pop(n) for n in sparse}
+    return {"ratios": ratios, "rows": rows, "peak_bytes": peak_bytes(device), "device": device_name(device),
             "torch": torch.__version__}
 
 
@@ -2851,7 +2844,7 @@ def benchmark_summary(found):
     """As a Markdown table."""
     show = lambda s: "not run" if s is None else f"{1e3 * s:.1f} ms" if s < 1 else f"{s:.1f} s"
     lines = ["| what | first | second | ratio |", "| --- | --- | --- | --- |"]
-    for _, what, first, second in comparisons(found["seconds"]):
+    for _, what, first, second in found["rows"]:
         ratio = f"{first / second:.2f}" if first else "not run"
         lines.append(f"| {what} | {show(first)} | {show(second)} | {ratio} |")
     peak = f"{found['peak_bytes'] / 2 ** 30:.2f} GiB" if found["peak_bytes"] else "not known"
@@ -3029,7 +3022,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_numbers(text):
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not whole numbers with commas, but no spaces, between") from None
 
 
 def parser():
@@ -3040,11 +3036,14 @@ def parser():
     known = {}
     for kind, label in ((Config, ""), (EncoderConfig, "encoders "), (PairsConfig, "consecutive ")):
         for field in dataclasses.fields(kind):
-            _, defaults = known.setdefault(field.name, (field, {}))
+            _, defaults, choices = known.setdefault(field.name, (field, {}, {}))
             defaults.setdefault(field.default, f"{label}{field.default}")               # only defaults that differ
-    for name, (field, defaults) in known.items():
+            choices.update(dict.fromkeys(field.metadata["choices"] or ()))
+    for name, (field, defaults, choices) in known.items():
         kind = whole_numbers if isinstance(field.default, tuple) else type(field.default)
         how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind)
+        if choices:
+            how["metavar"] = f"{{{','.join(choices)}}}"
         p.add_argument(flag(name), help=f"{field.metadata['help']} (default: {'; '.join(defaults.values())})", **how)
     p.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), help="where to run (default: auto)")
     p.add_argument("--out", help="folder of the run; a new one under runs/ by default")
@@ -3111,8 +3110,10 @@ def new_folder(config, out):
 
 
 def clear(folder, overwrite):
-    """Remove an earlier run. Raises: ValueError when there is one and overwrite is not set."""
-    earlier = [folder / name for name in ("result.json", "checkpoint.pt", "log.jsonl") if (folder / name).exists()]
+    """Remove an earlier run, its pictures too. Raises: ValueError when there is one and overwrite is not set."""
+    names = (r"result\.json|checkpoint\.pt|log\.jsonl|"
+             r"(accuracy|attention|bias-layer\d+|encoder|errors|pairs|training|window)\.png")
+    earlier = [path for path in folder.iterdir() if re.fullmatch(names, path.name)]
     if earlier and not overwrite:
         raise ValueError(f"--out: {str(folder)!r} already holds a run; choose another folder, add --overwrite, or go "
                          f"on with --resume")
@@ -3287,7 +3288,7 @@ def ask_command(options):
     limit_memory()
     model, config, calibration, _ = load(options["from"])
     if not isinstance(config, Config):
-        raise ValueError(f"--ask: a run of the task {config.task} answers no questions")
+        raise ValueError("--ask: encoder-only models and the head of consecutive pairs answer no questions")
     code = 0
     for given in options["ask"]:
         for question in sys.stdin if given == "-" else [given]:
@@ -3314,14 +3315,12 @@ def plot_command(options):
         raise ValueError("--attend: files of records hold no model to draw; name the folder of a run")
     for _, config, *_ in folders.values():
         if question is not None:
-            check_question(config, question)            # told before anything is drawn
-    try:
-        for path, loaded in folders.items():
-            draw_pictures(path, loaded, groups, question)
-    finally:                                            # without matplotlib, too; and last, as its reader may have gone
-        for _, config, calibration, _ in folders.values():
-            if calibration:
-                print(character_map(config, calibration))
+            check_question(config, question)            # told before anything is printed or drawn
+    for _, config, calibration, _ in folders.values():
+        if calibration:
+            print(character_map(config, calibration))
+    for path, loaded in folders.items():
+        draw_pictures(path, loaded, groups, question)
     if files:
         plain = {key: records for key, records in read_records(*files).items() if key[0] in TASKS and not key[2]}
         if not plain:
@@ -3341,7 +3340,7 @@ def list_command(options):
         print(f"  {name:<14} {task.about}")
     print(f"  {'consecutive':<14} does the sequence hold a neighbour of this integer? (one attention head)")
     for name, operation in OPERATIONS.items():
-        print(f"  {name:<22} {operation.about} (encoder-only models{', or --model seq2seq' * (name in TASKS)})")
+        print(f"  {name:<22} {operation.about} (encoder-only models{': --model encoder' * (name in TASKS)})")
     print("methods")
     for name, method in METHODS.items():
         print(f"  {name:<14} {method.where} ({method.source})")
