@@ -93,7 +93,7 @@ INF = float("inf")
 # first, so any length works; integers are drawn for training and at short lengths alone.
 
 VOCAB = "0123456789+*$&@"
-START, END = "$", "&"              # "@" pads; nothing here needs it, since a batch has one width
+START, END = "$", "&"              # "@" pads, in section 10 alone: elsewhere a batch has one width
 TOKEN = {symbol: token for token, symbol in enumerate(VOCAB)}
 
 
@@ -545,7 +545,7 @@ def check_options(config):
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a run depends on. The defaults are the preset "fast". Raises: ValueError naming the option."""
-    last_section = 8                        # of this file that matters
+    last_section = 8                        # results depend on sections 1 to this one: see `source_sha256`
     task: str = option("successor", "what to learn", choices=TASKS)
     method: str = option("abc", "how positions and attention are treated", choices=METHODS)
     preset: str = option("fast", "defaults of all other options", choices=("fast", "paper"))
@@ -635,7 +635,7 @@ PAPER = dict(n_encoder=1, n_layer=6, n_head=8, dropout=0.3, norm="post", spread=
 
 def make_config(preset="fast", **options):
     """Config of a preset, with `options` on top. "paper": ABC v2, App. B and D, at the fixed width of the authors' code
-    (longest tested length + 1, or what training needs); batch and steps are theirs, since the paper gives none.
+    (longest of --lengths + 1, or what training needs); batch and steps are theirs, since the paper gives none.
     Addition by RoPE has width 512 (App. C.2)."""
     if preset != "paper":
         return Config(preset=preset, **options)
@@ -988,13 +988,6 @@ def line_table(calibration):
     return records
 
 
-def describe(record):
-    place = f"layer {record['layer']} {record['attention']:<5} head {record['head']}:"
-    if record["line"] is None:
-        return f"{place} no line"
-    return f"{place} {record['line']}, block {record['block']}, offset {record['offset']}, z {record['z']:.1f}, open"
-
-
 # ======================================================================================
 # 6. Line-sparse decoding: only the open keys are read
 # ======================================================================================
@@ -1171,8 +1164,9 @@ class Keeper:
             part.load_state_dict(self.current["parts"][key])
         generator.set_state(self.current["generator"])
         torch.set_rng_state(self.current["random"])
-        if self.current["cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(self.current["cuda"])
+        device = next(parts["model"].parameters()).device
+        if device.type == "cuda" and self.current["cuda"] is not None:                  # None: it began on another kind
+            torch.cuda.set_rng_state(self.current["cuda"], device)
         return self.current["counters"]
 
     def step(self, name, parts, generator, counters):
@@ -1181,7 +1175,8 @@ class Keeper:
         if self.path and (self.signal or self.every and counters["step"] % self.every == 0):
             if not all(x.isfinite().all() for x in parts["model"].parameters()):
                 raise FloatingPointError(f"weights are nan or inf after step {counters['step']}")
-            cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+            device = next(parts["model"].parameters()).device
+            cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
             states = {key: part.state_dict() for key, part in parts.items()}
             self.current = dict(name=name, counters=counters, parts=states,
                                 generator=generator.get_state(), random=torch.get_rng_state(), cuda=cuda)
@@ -1472,8 +1467,9 @@ class Plan(NamedTuple):
 def is_over(plan, now, goal):
     """Is training at its end, or to be given up: short of the goal when the cool-down would have to begin, or after
     five checks no better than those before?"""
-    if now["end"] < plan.steps or not plan.give_up:                                     # the goal has been reached, or
-        return now["step"] >= now["end"]                                                # it may take all its steps
+    succeeded = now["end"] < plan.steps                 # reaching the goal has brought the end forward
+    if succeeded or not plan.give_up:
+        return now["step"] >= now["end"]
     before, last = max(now["accuracies"][:-5], default=0), max(now["accuracies"][-5:], default=0)
     return now["step"] >= now["reached"] or last <= before and 0 < before < goal
 
@@ -1606,7 +1602,8 @@ def learn(config, device, report=silent, keeper=Keeper()):
 
 
 def run(config, device, report=silent, keeper=Keeper()):
-    """`learn`, then evaluate -> Run. report receives stage=, then what `train` reports, and lines=.
+    """`learn`, then evaluate -> Run. report receives stage=, with lines= of a retraining, what `train` reports,
+    interpolation_accuracy= with n=, and digits= of each length tested.
 
     Raises: ValueError when "abc" would calibrate on a model below 99% (not with config.force); Interrupted.
     """
@@ -2091,9 +2088,10 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
         with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
             logits = model(question.to(device), answer.shape[1])
         loss = descend(optimizer, lr, F.cross_entropy(logits.flatten(0, 1).float(), answer.to(device).flatten()))
-        if not loss.isfinite():
+        checking = step % config.every == 0 or step == steps
+        if (checking or device.type == "cpu") and not loss.isfinite():                  # a GPU is not waited for
             raise FloatingPointError(f"the loss is {loss.item()} at step {step}")
-        if step % config.every == 0 or step == steps:
+        if checking:
             right = right_digits(model, *check)
             now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
             report(step=step, of=steps, loss=loss.item(), accuracy=right.all(1).float().mean().item())
@@ -2872,9 +2870,11 @@ def summary(record):
     out = [f"interpolate  {percent(learned, 2000)}% of 2,000 held-out numbers exact, "
            f"{record['examples']['interpolate']:,} examples, {seconds['interpolate']:.1f} s"]
     if lines:
-        transparent = sum(line["line"] is None for line in lines)
-        out += [f"calibrate    {len(lines) - transparent} lines open, {transparent} heads without, "
-                f"{seconds['calibrate']:.1f} s", *("  " + describe(line) for line in lines if line["line"])]
+        opened = [r for r in lines if r["line"]]
+        out += [f"calibrate    {len(opened)} lines open, {len(lines) - len(opened)} heads without, "
+                f"{seconds['calibrate']:.1f} s"]
+        out += [f"  layer {r['layer']} {r['attention']:<5} head {r['head']}: {r['line']}, block {r['block']}, "
+                f"offset {r['offset']}, z {r['z']:.1f}, open" for r in opened]
         out += [f"  no line in {kind}-attention stands out; none can if --kappa-{kind} reaches sqrt(lines - 1) sigmas"
                 for kind in ("self", "cross") if not any(r["line"] for r in lines if r["attention"] == kind)]
         out += [f"retrain      tries: {record['tries']}, {record['examples']['retrain']:,} examples, "
