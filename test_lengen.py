@@ -29,6 +29,7 @@ import lengen as L
 
 HERE = Path(__file__).resolve().parent
 INF = float("inf")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -201,6 +202,31 @@ def test_batches_depend_on_the_seed_and_not_on_the_method():
     assert not torch.equal(draw("vanilla", 5)[1], draw("vanilla", 6)[1])
 
 
+def test_drawn_digits_are_uniform_and_operands_independent():
+    even = lambda digits, values: (digits.flatten().bincount(minlength=10)[values] - 1000).abs().max() < 5 * math.sqrt(1000)
+    n = 10_000
+    for a, b in (L.draw_training("nx1", torch.arange(99), n, 8, 10, L.seeded(0)), L.draw_test("nx1", 30, n, 10, L.seeded(0))):
+        assert even(b, range(10))
+    a, _ = L.draw_test("addition", 30, n, 10, L.seeded(0))
+    assert even(a[:, 7], range(10)) and even(a[:9000, -1], range(1, 10)) and not (a[:, -1] == 0).any()
+    for length in (4, 30):
+        a, b = L.draw_test("addition", length, 1000, 10, L.seeded(0))
+        assert (a == b).all(1).sum() < 5
+    four = [x for x, in integers(L.draw_test("successor", 4, 1000, 10, L.seeded(0)), 10)]
+    assert len(set(four)) == 1000 and {x // 1000 for x in four} == set(range(1, 10))     # no number twice, from the whole range
+
+
+def test_hard_sets_have_both_sides():
+    draw = lambda task: L.draw_hard(task, 20, 50, 10, L.seeded(0))
+    sets = {name: integers(operands, 10) for name, operands in draw("addition").items()}
+    assert {(a == 0, b == 0) for a, b in sets["zeros"]} == {(True, False), (False, True)}
+    short = [(a < 1000, b < 1000) for a, b in sets["unequal"]]
+    assert short.count((False, True)) > 40 and short.count((True, False)) > 40
+    assert sum(a % 1000 == b % 1000 for a, b in sets["unequal"]) < 5
+    assert max(int(x) for a, b in sets["no-carry"] for x in str(b)) == 9
+    assert len(draw("parity")["one-one"][0].unique(dim=0)) > 10
+
+
 # --- 2. positions and biases ----------------------------------------------------------
 
 def test_sinusoid_is_the_formula():
@@ -208,18 +234,6 @@ def test_sinusoid_is_the_formula():
     for t, channel in [(0, 0), (7, 0), (7, 1), (49, 4), (49, 5), (31, 3)]:
         angle = t / 10000 ** (channel // 2 * 2 / 6)
         assert table[t, channel] == pytest.approx(math.sin(angle) if channel % 2 == 0 else math.cos(angle), abs=1e-12)
-
-
-def test_cyclic_index_with_a_long_period_changes_nothing():
-    torch.manual_seed(1)
-    plain = L.Transformer(tiny(method="window"))
-    long = L.Transformer(tiny(method="window-cyclic", period=100))
-    short = L.Transformer(tiny(method="window-cyclic", period=3))
-    long.load_state_dict(plain.state_dict()), short.load_state_dict(plain.state_dict())
-    source, target = torch.randint(10, (2, 19)), torch.randint(10, (2, 9))
-    assert torch.equal(plain.embed(target, 1), long.embed(target, 1))
-    assert torch.equal(plain.embed(source.flip(1), 0), long.embed(source, 0).flip(1))       # from the end
-    assert not torch.allclose(plain(source, target), short(source, target))
 
 
 def test_cyclic_rows_stay_in_phase_with_their_windows_at_every_width():
@@ -425,6 +439,90 @@ def test_make_bias_by_hand():
     x = F.pad(torch.eye(8).flip(1), (0, 1)).expand(2, 2, 8, 9)
     bias = L.make_bias(config, 7, L.calibrate(config, x[..., :8], x))
     assert set(bias.decoder[0][1].unique().tolist()) == {-5.0, 0.0}
+
+
+def test_alibi_is_in_every_attention_of_every_layer():
+    decoder = L.make_bias(tiny(method="alibi", n_layer=3), 8).decoder
+    assert len(decoder) == 3
+    for own, cross in decoder:
+        for h, slope in enumerate((1 / 16, 1 / 256)):
+            assert own[h, 5, 2] == cross[h, 5, 2] == -3 * slope and own[h, 2, 5] == -INF
+
+
+@pytest.mark.parametrize("method", ["nope", "rope", "rpe-k", "rpe-kq"])
+def test_relative_positions_are_in_every_attention(method):
+    """Each attention of the model, given its own inputs: only without positions may its keys change places."""
+    model, calls = L.Transformer(tiny(method=method, n_encoder=1, clip=5)).eval(), []
+    for module in model.modules():
+        if isinstance(module, L.MultiHeadAttention):
+            module.register_forward_pre_hook(lambda module, given: calls.append((module, given)))
+            assert method[:3] != "rpe" or module.table.shape == (11, 8)
+    model(torch.randint(10, (2, 7)), torch.randint(10, (2, 5)))
+    assert len(calls) == 5                                                              # encoder; self and cross twice
+    for attention, (x, memory, _, *rest) in calls:
+        a, b = (attention.forward(x, keys, None, *rest)[0] for keys in (memory, memory.flip(1)))
+        assert torch.allclose(a, b) == (method == "nope")
+
+
+def test_rpe_kq_has_a_term_of_the_keys():
+    models = [L.Transformer(tiny(method=method)).eval() for method in ("rpe-k", "rpe-kq")]
+    models[1].load_state_dict(models[0].state_dict())
+    with torch.no_grad():
+        for attention in (m for model in models for m in model.modules() if isinstance(m, L.MultiHeadAttention)):
+            attention.q.weight.zero_(), attention.q.bias.zero_()                        # no queries: only k_j . a_ij is left
+    trace = [[], []]
+    for model, found in zip(models, trace):
+        model(torch.arange(7)[None], torch.arange(5)[None], trace=found, pre_softmax=True)
+    assert trace[0][0][1].eq(0).all() and trace[1][0][1].abs().min() > 0
+
+
+@pytest.mark.parametrize("method", L.METHODS)
+def test_absolute_positions_are_added_on_both_sides(method):
+    model = L.Transformer(tiny(method=method, table=200))
+    tokens = torch.randint(10, (2, 7))
+    wave = lambda t: [(math.cos if c % 2 else math.sin)(t / 10000 ** (c // 2 * 2 / 16)) for c in range(16)]
+    for side in (0, 1):
+        places = range(7) if method != "window-cyclic" else [t % 3 for t in (range(7) if side else range(6, -1, -1))]
+        expected = {"vanilla": [wave(t) for t in places], "ape": model.tables[side].weight[:7].tolist() if method == "ape" else 0}
+        expected["window"] = expected["window-cyclic"] = expected["vanilla"]
+        torch.testing.assert_close(model.embed(tokens, side), model.embedding(tokens) + torch.tensor(expected.get(method, 0.0)))
+
+
+def test_dropout_is_where_torchs_layers_have_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(F, "dropout", lambda x, p, training, inplace: seen.append((*x.shape, p, training)) or x)
+    L.Transformer(tiny(dropout=0.3, n_layer=1)).train()(torch.randint(10, (2, 7)), torch.randint(10, (2, 5)))
+    shapes = [(2, 2, 5, 5), (2, 5, 16), (2, 2, 5, 7), (2, 5, 16), (2, 5, 32), (2, 5, 16)]
+    assert seen == [(*shape, 0.3, True) for shape in shapes]
+    seen.clear()
+    L.Encoder(small_encoder(dropout=0.3, n_layer=1)).train()(torch.randint(10, (2, 13)), 7)
+    assert seen == [(*shape, 0.3, True) for shape in [(2, 13, 16), (2, 2, 13, 13), (2, 13, 16), (2, 13, 64), (2, 13, 16)]]
+
+
+def test_dropout_is_off_where_nothing_is_learned():
+    """Checks, calibration and decoding give the same twice with half of everything dropped in training."""
+    config = tiny(task="successor", dropout=0.5)
+    model = L.Transformer(config)
+    source = torch.randint(10, (40, 10))
+    target = F.pad(model.eval()(source, torch.full((40, 1), L.TOKEN["$"])).argmax(-1), (1, 0), value=L.TOKEN["$"])
+    for call in (lambda: L.exact_match(model, source, target), lambda: L.collect_attention(model, source, target)[1],
+                 lambda: L.generate(model, source, 5)):
+        assert torch.equal(*[(model.train(), call())[1] for _ in "ab"])
+    encoder = L.Encoder(small_encoder(dropout=0.5))
+    question, answer = torch.randint(10, (40, 13)), torch.randint(10, (40, 7))
+    assert torch.equal(*[(encoder.train(), L.right_digits(encoder, question, answer))[1] for _ in "ab"])
+
+
+def test_starting_deviations():
+    model = L.Transformer(tiny(d_model=256, n_head=2, method="rpe-k", clip=64))
+    assert float(model.embedding.weight.detach().std()) == pytest.approx(0.3, rel=0.1)
+    assert float(model.decoder[0].cross_attention.table.detach().std()) == pytest.approx(128 ** -0.5, rel=0.1)
+
+
+def test_paper_preset_is_appendix_b_and_d():
+    c = L.make_config("paper")
+    assert (c.n_encoder, c.n_layer, c.n_head, c.d_model, c.d_ff, c.dropout, c.norm) == (1, 6, 8, 128, 512, 0.3, "post")
+    assert (c.lr, c.kappa_cross, c.kappa_self, c.kappa_unit, c.samples) == (1e-5, 4.5, 0.87, "sigma", 10_000)
 
 
 # --- 5. attention bias calibration ----------------------------------------------------
@@ -637,6 +735,27 @@ def test_scores_after_the_query_are_no_line():
     assert {(r["line"], r["offset"]) for r in L.line_table([(own, own)])} == {("diagonal", 0)}
 
 
+def test_calibration_has_the_lines_value_blocks_and_scores_of_its_head():
+    config = tiny(task="addition", method="abc", calibrate_on="scores", line="sum", blocks=False, n_layer=1, directions_self=(0,), kappa_self=-99.0, support=0.0)
+    own, cross = torch.rand(1, 2, 8, 8), torch.rand(1, 2, 8, 17)
+    own[0, 1] += 5
+    [(a, b)] = L.calibrate(config, own, cross)
+    for h in range(2):                                      # what is after the query counts as the least of its head
+        low = torch.where(torch.ones(8, 8).triu(1).bool(), own[0, h].min(), own[0, h])
+        torch.testing.assert_close(a.mean[0][0][h], low.sum(0))
+    torch.testing.assert_close(b.mean[0][0], cross[0].sum(1))
+    assert [len(v) for v in b.values.values()] == [1, 1]
+    assert L.make_bias(config, 11, [(a, b)]).decoder[0][1].shape == (2, 12, 25)
+
+
+def test_scores_have_no_floor():
+    config = tiny(task="successor", method="abc", calibrate_on="scores", n_layer=1)
+    scores = torch.full((1, 2, 8, 9), -9.0)
+    scores[..., range(8), range(7, -1, -1)] = -3.0
+    [(_, cross)] = L.calibrate(config, torch.rand(1, 2, 8, 8), scores)
+    assert cross.values[-1][0].isfinite().any()
+
+
 # --- 6. sparse decoding ---------------------------------------------------------------
 
 def random_lines(config, seed, share=0.7):
@@ -685,6 +804,21 @@ def test_sparse_decoding_is_left_where_something_sees_everything():
         config = tiny(method="abc", **options)
         assert L.make_keys(config, 20, random_lines(config, 0, share)) is None
     assert L.make_keys(tiny(method="vanilla"), 20, None) is None
+
+
+def test_long_questions_are_answered_over_the_open_keys():
+    """101 digits, by a run's own lines: evaluation over the open keys against the same over the dense bias."""
+    config = tiny(task="successor", method="abc", lengths=(101,), hard=(101,), long_samples=20, n_layer=1)
+    own, cross = torch.eye(8).expand(1, 2, 8, 8), F.pad(torch.eye(8).flip(1), (0, 1)).expand(1, 2, 8, 9)
+    calibration, model = L.calibrate(config, own, cross), L.Transformer(config)
+    model.head = nn.Linear(16, 15)
+    found = []
+    for keys in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not keys:
+                patch.setattr(L, "make_keys", lambda *a: None)
+            found.append(L.evaluate(model, config, calibration))
+    assert found[0] == found[1]
 
 
 # --- 8. training and evaluation -------------------------------------------------------
@@ -830,6 +964,189 @@ def test_evaluation_keeps_the_training_width_and_uses_keys_when_long(monkeypatch
     assert seen == {(22, False, True), (33, False, True), (104, True, False)}
 
 
+@pytest.mark.parametrize("method", ["window", "vanilla"])
+@pytest.mark.parametrize("base", [3, 10])
+def test_every_question_is_put_as_in_training(method, base, monkeypatch):
+    """Tests, checks of training and --ask, told from Python integers: aligned for windows, in the base asked for."""
+    config, seen = tiny(method=method, base=base, lengths=(14,), hard=(14,), samples=100), []
+    monkeypatch.setattr(L, "exact_match", lambda model, source, target, *a: seen.append((source, target)) or torch.ones(len(source)).bool())
+    L.evaluate(nn.Linear(1, 1), config)
+    assert any(str(base - 1) * 14 in text or f"{base - 1}0" * 13 in text for text in (L.decode(row) for source, _ in seen[1:] for row in source))     # 99...9 + 1
+    seen += [(s, t) for _, s, t in L.held_out_checks(config, torch.arange(500), [config.width], True)]
+    seen.append([L.encode(text)[None] for text in L.pose(config, "12+21")[1:]])
+    assert len(seen) == 1 + 7 + 2 + 1
+    for source, target in [pair for s, t in seen for pair in zip(s, t)]:
+        text = L.decode(source)[1:-1]
+        a, b = (text[1::2], text[2::2]) if text.startswith("+") else text.split("+")
+        assert text.startswith("+") == (method == "window")
+        assert L.decode(target) == "$" + in_base(int(a, base) + int(b, base), base).rjust(len(a), "0")[::-1] + "&"
+
+
+def test_a_short_question_is_asked_at_the_training_width():
+    assert L.pose(tiny(task="successor", width=12), "5")[:2] == (12, "$000000000005&")
+
+
+def test_questions_of_a_test_depend_on_the_seed(monkeypatch):
+    def asked(**options):
+        seen = []
+        monkeypatch.setattr(L, "exact_match", lambda model, source, *a: seen.append(source) or torch.ones(len(source)).bool())
+        L.evaluate(nn.Linear(1, 1), tiny(lengths=(30,), hard=(30,), samples=100, **options))
+        return seen
+    first, again, other = asked(seed=1), asked(seed=1, method="alibi"), asked(seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert [torch.equal(a, b) for a, b in zip(first, other)] == [False, False, True, True, False, False, False, False]
+
+
+def test_a_tests_size_changes_above_100_digits(monkeypatch):
+    monkeypatch.setattr(L, "exact_match", lambda model, source, *a: torch.ones(len(source)).bool())
+    found = L.evaluate(nn.Linear(1, 1), tiny(lengths=(100, 101), hard=(6,), samples=30, long_samples=7))["accuracy"]
+    assert (found["100"]["n"], found["101"]["n"]) == (30, 7)
+
+
+def test_what_a_step_of_training_is(monkeypatch):
+    """`train` against a loop written out: batches, loss, clipping, Adam with the betas of Vaswani et al., rate, average."""
+    config = tiny(method="window", spread=2, lr=0.02, warmup=3, average=0.5, every=4, goal=1.0, batch=8, seed=5, n_layer=1)
+    torch.manual_seed(1)
+    model = L.Transformer(config)
+    ours, checked = [], []
+    mean = [x.detach().clone() for x in model.parameters()]
+    torch.manual_seed(1)
+    oracle = L.Transformer(config)
+    optimizer = torch.optim.Adam(oracle.parameters(), betas=(0.9, 0.98))
+    pool, _ = L.split_numbers(5)
+    stream = L.batches(config, pool, 8, [8, 9, 10], L.seeded(7))
+    for step in range(1, 9):
+        width, source, target = next(stream)
+        logits = oracle(source, target[:, :-1], L.make_bias(config, width))
+        loss = -logits.float().log_softmax(-1).gather(2, target[:, 1:, None]).mean()
+        optimizer.zero_grad(), loss.backward()
+        norm = sum(float(x.grad.square().sum()) for x in oracle.parameters()) ** 0.5
+        for x in oracle.parameters():
+            x.grad /= max(1.0, norm)
+        ours.append(norm)
+        optimizer.param_groups[0]["lr"] = 0.02 * min(1, step / 3)
+        optimizer.step()
+        mean = [x.detach().clone() if step == 1 else (m + x.detach()) / 2 for m, x in zip(mean, oracle.parameters())]
+    monkeypatch.setattr(L, "check_shares", lambda model, *a: checked.append([x.clone() for x in model.parameters()]) or {"accuracy": 0.0})
+    L.train(model, config, L.Plan(8, [8, 9, 10]))
+    assert max(ours) > 1.2
+    for x, m, c in zip(model.parameters(), mean, checked[-1]):
+        torch.testing.assert_close(x.detach(), m, atol=1e-5, rtol=0), torch.testing.assert_close(c.detach(), m, atol=1e-5, rtol=0)
+
+
+def test_a_step_down_has_its_rate_and_is_clipped():
+    w = nn.Parameter(torch.tensor([3.0, 4.0]))
+    optimizer = torch.optim.SGD([w], 99.0)
+    L.descend(optimizer, 0.5, 2 * w.square().sum())                                     # gradient (12, 16), clipped to (0.6, 0.8)
+    assert w.tolist() == pytest.approx([2.7, 3.6])
+    L.descend(optimizer, 0.25, 0.1 * w.sum())                                           # short enough
+    assert w.tolist() == pytest.approx([2.675, 3.575])
+
+
+def test_models_learn_in_training_mode():
+    seen = []
+    models = [L.Transformer(tiny(every=1, goal=1.0, batch=4)), L.Encoder(small_encoder(steps=3, every=1, n_train=9))]
+    for model in models:
+        model.register_forward_pre_hook(lambda model, given: seen.append((model.training, torch.is_grad_enabled())))
+    L.train(models[0], models[0].config, L.Plan(3, [8]))
+    L.train_encoder(models[1], models[1].config, "train", 2)
+    assert set(seen) == {(True, True), (False, False)} and seen.count((True, True)) == 6
+
+
+def test_shares_of_the_checks(monkeypatch):
+    x, right = torch.zeros(1), [[True, False], [True, True], [False]]
+    for hard, expected in ((True, {"hard": 0.0, "accuracy": 0.75}), (False, {"accuracy": 0.6})):
+        answers = iter(map(torch.tensor, right))
+        monkeypatch.setattr(L, "exact_match", lambda *a: next(answers))
+        assert L.check_shares(nn.Linear(1, 1), [(7, x, x), (8, x, x), (7, x, x)], {7: None, 8: None}, hard) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("method, cooldown, expected", [("window", 1.0, True), ("window", 0.0, False), ("vanilla", 1.0, False), ("alibi", 1.0, False)])
+def test_hard_numbers_are_asked_of_methods_with_lines(method, cooldown, expected, monkeypatch):
+    seen, checks = [], L.held_out_checks
+    monkeypatch.setattr(L, "held_out_checks", lambda config, numbers, widths, hard: seen.append(hard) or checks(config, numbers, widths, hard))
+    config = tiny(method=method, every=1, goal=0.0, batch=4, spread=3)
+    L.train(L.Transformer(config), config, L.Plan(2, [8], cooldown))
+    assert seen == [expected]
+    assert L.widths_of(config) == ([7, 8, 9, 10] if method == "window" else [7])
+
+
+def test_checks_are_of_the_least_the_middle_and_the_greatest_width():
+    config, widths = tiny(method="window"), list(range(8, 17))
+    found = [(width, len(source)) for width, source, _ in L.held_out_checks(config, torch.arange(500), widths, True)]
+    assert found[:3] == [(8, 256), (12, 256), (16, 256)]
+    _, source, _ = L.held_out_checks(config, torch.arange(500), widths, True)[-1]
+    assert max(len(L.decode(row)[2:-1:2].lstrip("0")) for row in source) == 6
+    stream = L.batches(config, torch.arange(500), 2, widths, L.seeded(0))
+    drawn = torch.tensor([next(stream)[0] for _ in range(900)]).bincount()[8:]
+    assert len(drawn) == 9 and (drawn - 100).abs().max() < 5 * 10
+
+
+def test_the_training_stream_depends_on_the_seed(monkeypatch):
+    first = []
+    monkeypatch.setattr(L, "train_step", lambda model, optimizer, lr, source, *a: first.append(source) or torch.tensor(0.0))
+    for seed in (1, 2):
+        monkeypatch.setattr(L, "split_numbers", lambda seed: (torch.arange(9999), torch.arange(99)))
+        config = tiny(seed=seed, goal=0.0, every=1, batch=4)
+        L.train(L.Transformer(config), config, L.Plan(1, [8]))
+    assert not torch.equal(*first)
+
+
+def test_no_held_out_number_is_learned_from_and_no_other_asked(monkeypatch):
+    """All of `learn`, with every number that training, calibration and checks see: the two sets must stay apart."""
+    pool, held = torch.arange(10, 20), torch.arange(50, 60)
+    seen = {"train": [], "check": [], "calibrate": []}
+    keep = lambda name, source: seen[name].append(source) or torch.ones(len(source)).bool()
+    t = 8
+    monkeypatch.setattr(L, "split_numbers", lambda seed: (pool, held) if seed == 0 else (held, pool))
+    monkeypatch.setattr(L, "train_step", lambda model, optimizer, lr, source, *a: keep("train", source) is None or torch.tensor(0.0))
+    monkeypatch.setattr(L, "exact_match", lambda model, source, *a: keep("check", source))
+    monkeypatch.setattr(L, "collect_attention", lambda model, source, *a: keep("calibrate", source) is None or
+                        (torch.eye(t).expand(2, 2, t, t), F.pad(torch.eye(t).flip(1), (0, 1)).expand(2, 2, t, t + 1), 1))
+    config = tiny(task="successor", method="abc", every=5, batch=32, steps=10, retrain_steps=10, calibration_samples=50)
+    L.learn(config, CPU)
+    numbers = {name: {int(L.decode(row).strip("$&")) for source in sources for row in source if len(source) != 103}     # 103: the hard ones
+               for name, sources in seen.items()}
+    assert numbers == {"train": set(pool.tolist()), "check": set(held.tolist()), "calibrate": set(pool.tolist())}
+    assert {len(source) for source in seen["calibrate"]} == {50} and max(map(len, seen["check"])) == 2000
+
+
+def learned(monkeypatch, exact=1.0, **options):
+    """What `learn` trains: (method, plan, first weights) of each training, with the trainings themselves left out."""
+    trained, share, modes = [], iter([exact] * 9), []
+    monkeypatch.setattr(L, "train", lambda model, config, plan, *a: trained.append((config.method, plan, model.head.weight.detach().clone())) or
+                        {"exact": not trained[-1][0] == "abc", "steps": 7})
+    monkeypatch.setattr(L, "exact_match", lambda *a: torch.arange(1000) < 1000 * next(share))
+    t = 8
+    monkeypatch.setattr(L, "collect_attention", lambda model, source, target, bias, pre_softmax=False, *a: modes.append(pre_softmax) or
+                        (torch.eye(t).expand(2, 2, t, t), F.pad(torch.eye(t).flip(1), (0, 1)).expand(2, 2, t, t + 1), 1))
+    L.learn(tiny(task="successor", steps=50, retrain_steps=30, cooldown=2.0, spread=1, tries=1, teachers=2, **options), CPU)
+    return trained, modes
+
+
+def test_what_learn_trains(monkeypatch):
+    trained, modes = learned(monkeypatch, method="abc")
+    assert [method for method, _, _ in trained] == ["vanilla", "abc"] * 2 and modes == [False, False]
+    assert [plan[:3] for _, plan, _ in trained] == [(50, [7], 0.0), (30, [7, 8], 2.0)] * 2
+    first, retrained, second, _ = [weights for _, _, weights in trained]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations((first, retrained, second), 2))
+    (_, plan, _), = learned(monkeypatch, method="window")[0]
+    assert plan[:3] == (50, [7, 8], 2.0)
+    assert learned(monkeypatch, method="abc", calibrate_on="scores")[1] == [True, True]
+    with pytest.raises(ValueError, match="98.9%"):
+        learned(monkeypatch, 0.989, method="abc")
+    learned(monkeypatch, 0.99, method="abc")
+
+
+def test_a_record_sums_what_all_teachers_took(monkeypatch):
+    done = dict(steps=3, seconds=2.0, examples=10, tokens=100)
+    monkeypatch.setattr(L, "learn", lambda *a: (L.Transformer(tiny()), None, None, {"interpolate": [done, done], "retrain": [done]}, 1.0, 0.0))
+    monkeypatch.setattr(L, "evaluate", lambda *a: {"accuracy": {}})
+    record = L.run(tiny(), CPU).record
+    assert record["examples"] == {"interpolate": 20, "retrain": 10} and record["tokens"]["interpolate"] == 200
+    assert record["seconds"]["interpolate"] == 4 and (record["teachers"], record["tries"]) == (2, 1)
+
+
 # --- 9. consecutive pairs -------------------------------------------------------------
 
 @pytest.mark.parametrize("plant, share", [(0.0, 0.031), (0.5, 0.42)])
@@ -938,6 +1255,79 @@ def test_consecutive_run_leaves_a_record(tmp_path, capsys):
     assert {"soft", "hard"} <= set(record["accuracy"]) and [run["seed"] for run in record["runs"]] == [0, 1]
     assert record["accuracy"]["hard"] == max(run["accuracy"]["hard"] for run in record["runs"])
     assert {"checkerboard", "neighbour_gap", "circle_order"} <= set(record)
+
+
+def test_planted_pairs_are_as_many_as_asked_and_of_both_kinds():
+    tokens, _ = L.draw_pairs(20_000, 5, 10_000, L.seeded(0), 0.3)
+    step = tokens[:, [1, 3]] - tokens[:, [0, 2]]
+    near = step.abs() == 1
+    n, sd = 20_000, math.sqrt(20_000 * 0.3 * 0.7)
+    assert (near.sum(0) - 0.3 * n).abs().max() < 5 * sd and abs(int(near.all(1).sum()) - 0.09 * n) < 5 * math.sqrt(n * 0.09 * 0.91)
+    assert abs(int((step == 1).sum()) - int((step == -1).sum())) < 5 * math.sqrt(2 * n * 0.3)
+    assert near[(step.abs() != 1).any(1)].any()
+
+
+def test_every_integer_starts_by_voting_yes():
+    for seed in range(5):
+        torch.manual_seed(seed)
+        assert (L.PairsModel(L.PairsConfig(d_vocab=64))(torch.randint(64, (50, 5))) > 2).all()
+
+
+def test_pairs_are_trained_as_asked(monkeypatch):
+    drawn, losses, plateau = [], [], []
+    draw, bce = L.draw_pairs, F.binary_cross_entropy_with_logits
+    monkeypatch.setattr(L, "draw_pairs", lambda *a: drawn.append((a, draw(*a))) or drawn[-1][1])
+    monkeypatch.setattr(F, "binary_cross_entropy_with_logits", lambda *a: losses.append(bce(*a)) or losses[-1])
+
+    class Plateau:
+        def __init__(self, optimizer, mode="min", factor=0.1, patience=10):
+            plateau.append((mode, factor, patience))
+        def step(self, value):
+            plateau.append(value)
+        def state_dict(self):
+            return {}
+    monkeypatch.setattr(torch.optim.lr_scheduler, "ReduceLROnPlateau", Plateau)
+    config = L.PairsConfig(steps=250, batch=4, d_model=8, d_head=4, plant=0.5)
+    models = [L.train_pairs(config, seed, CPU)[0] for seed in (1, 2)]
+    assert {(a[0], a[1], a[2], a[4]) for a, _ in drawn} == {(4, 5, 16, 0.5)} and not torch.equal(drawn[0][1][0], drawn[250][1][0])
+    values = [x.item() for x in losses]
+    assert plateau[0] == ("min", 0.1, 100) and plateau[1:3] == pytest.approx([sum(values[:100]) / 100, sum(values[100:200]) / 100])
+    starts = [(torch.manual_seed(seed), L.PairsModel(config))[1].embedding.weight for seed in (1, 2)]
+    assert not torch.equal(*starts) and not torch.equal(models[0].embedding.weight, models[1].embedding.weight)
+    assert all((model.embedding.weight - start).abs().max() < 250 * 1e-4 * 2 for model, start in zip(models, starts))
+
+
+def test_the_dummy_is_no_token_that_is_right():
+    config = L.PairsConfig(d_vocab=256, d_model=8, d_head=4, dummy=True)
+    model = L.PairsModel(config)
+    model.forward = lambda tokens: torch.full(tokens.shape, 0.25)                         # always yes
+    found = L.pairs_accuracy(model, 0.5, 2000)
+    tokens, _ = L.draw_pairs(2000, 5, 256, L.seeded(10 ** 6), 0.5, True)
+    yes = [[a - 1 in row or a + 1 in row for a in row] for row in tokens[:, 1:].tolist()]
+    assert found["soft"] == pytest.approx(sum(map(sum, yes)) / 10_000, abs=1e-6)
+    assert found["hard"] == sum(map(all, yes)) / 2000 and found["hard_interval"] == L.wilson(sum(map(all, yes)), 2000)
+    model.forward = lambda tokens: torch.where(torch.arange(6) == 1, -0.1, 0.25).expand(tokens.shape)
+    assert L.pairs_accuracy(model, 0.5, 2000)["hard"] == sum(not row[0] and all(row[1:]) for row in yes) / 2000
+
+
+def test_pairs_are_tested_as_planted_and_uniform(monkeypatch):
+    monkeypatch.setattr(L, "pairs_accuracy", lambda model, plant: {"hard": plant, "soft": plant})
+    record, _ = L.run_pairs(L.PairsConfig(steps=1, batch=4, plant=0.75), CPU)
+    assert record["accuracy"]["hard"] == 0.75 and record["accuracy_uniform"]["hard"] == 0
+
+
+def test_the_best_run_has_most_whole_sequences(monkeypatch):
+    shares = iter([(0.5, 0.9), (0.5, 0.9), (0.6, 0.8), (0.6, 0.8)])
+    monkeypatch.setattr(L, "pairs_accuracy", lambda model, plant: dict(zip(("hard", "soft"), next(shares))))
+    record, _ = L.run_pairs(L.PairsConfig(steps=1, batch=4, seeds=2, seed=3), CPU)
+    assert record["seed"] == 4
+
+
+def test_the_orders_around_the_circle_are_of_queries_and_of_keys():
+    record, model = L.run_pairs(L.PairsConfig(steps=1, batch=4, d_head=2, d_model=8), CPU)
+    x, a = model.embedding.weight, model.attention
+    assert record["circle_order"]["queries"] == pytest.approx(L.circle_order((x @ a.q.weight.T + a.q.bias).detach()))
+    assert record["circle_order"]["keys"] == pytest.approx(L.circle_order((x @ a.k.weight.T + a.k.bias).detach()))
 
 
 # --- 14. command line, and 11. report ------------------------------------------------------------------
@@ -1685,6 +2075,94 @@ def test_bad_encoder_input_is_one_line_and_exit_2(arguments, named, capsys):
     assert L.main(shlex.split(arguments)) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and named in err
+
+
+def test_encoder_numbers_have_every_digit():
+    a, b = L.draw_long(small_encoder(), 6, 9000, L.seeded(0))
+    for digits in (a, b):
+        assert (digits[:, 2].bincount(minlength=10) - 900).abs().max() < 5 * 30
+        assert (digits[:, 5].bincount(minlength=10)[1:] - 1000).abs().max() < 5 * 32
+    assert set(L.draw_short(small_encoder(train_digits=1), 0, 500, L.seeded(0))[:, 0].tolist()) == set(range(1, 10))
+
+
+def test_relative_tables_of_encoders_cover_every_offset():
+    model = L.Encoder(small_encoder(lengths=(6,)))
+    assert len(model.layers[0].self_attention.table) == 2 * 12 + 1                        # 13 tokens: offsets -12 to 12
+
+
+def test_priming_examples_depend_on_the_seed():
+    draw = lambda seed: L.draw_examples(small_encoder(prime=5, n_train=9, seed=seed), L.seeded(0))[0][:5]
+    assert not torch.equal(draw(0), draw(1))
+
+
+def test_what_a_step_of_an_encoder_is():
+    """`train_encoder` against a loop written out: AdamW, warm-up times half a cosine, every answer token, clipping."""
+    config = small_encoder(task="modular-addition", modulus=7, lr=0.03, decay=0.3, warmup=4, steps=9, batch=8, n_train=20, prime=3, dropout=0.0, every=3)
+    models = []
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(L.Encoder(config))
+    L.train_encoder(models[0], config, "train", 5)
+    model = models[1]
+    optimizer, stream = torch.optim.AdamW(model.parameters(), weight_decay=0.3), L.seeded(5)
+    examples = L.draw_examples(config, stream)
+    for step in range(1, 10):
+        question, answer = L.draw_encoder_batch(config, examples, stream)
+        for q, a in zip(question, answer):
+            x, y = map(int, L.decode(q).replace("@", "").split("$"))
+            assert L.decode(a) == str((x + y) % 7)
+        loss = -model(question, 1).float().log_softmax(-1).gather(2, answer[:, :, None]).mean()
+        optimizer.zero_grad(), loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = 0.03 * min(1, step / 4) * 0.5 * (1 + math.cos(math.pi * step / 9))
+        optimizer.step()
+    for a, b in zip(models[0].parameters(), model.parameters()):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_padding_of_an_answer_is_learned(monkeypatch):
+    config = small_encoder(steps=1, n_train=9)
+    model, seen = L.Encoder(config), []
+    monkeypatch.setattr(L, "descend", lambda optimizer, lr, loss: seen.append(loss) or loss)
+    model.head.register_forward_hook(lambda module, given, out: F.one_hot(torch.full(out.shape[:2], L.TOKEN["@"]), 15).to(out) * 50.0)
+    L.train_encoder(model, config, "train", 2)
+    share = float(seen[0]) / 50                              # of the answer tokens that are digits, for 2 to 4 of 7
+    assert 2 / 7 < share < 4 / 7
+
+
+def test_the_learning_curve_is_of_fresh_questions_of_the_training_length(monkeypatch):
+    asked = []
+    monkeypatch.setattr(L, "right_digits", lambda model, question, answer: asked.append((question, answer)) or torch.ones(answer.shape).bool())
+    config = small_encoder(task="modular-addition", modulus=7, steps=1, n_train=9)
+    for seed in (2, 3):
+        L.train_encoder(L.Encoder(config), config, "train", seed)
+    pairs = [L.decode(q).replace("@", "").split("$") for q in asked[0][0]]
+    assert {len(x) for pair in pairs for x in pair} == {3} and len(pairs) == 200
+    assert [L.decode(a) for a in asked[0][1]] == [str((int(x) + int(y)) % 7) for x, y in pairs]
+    assert torch.equal(asked[0][0], asked[1][0])
+
+
+def test_every_answer_digit_counts(monkeypatch):
+    monkeypatch.setattr(L, "right_digits", lambda model, question, answer: torch.ones(answer.shape).bool() & (torch.arange(answer.shape[1]) < answer.shape[1] - 1))
+    found = L.evaluate_encoder(None, small_encoder(samples=50))
+    assert [a["correct"] for a in found["accuracy"].values()] == [0, 0] and found["wrong_places"] == {"7": 50}
+
+
+def test_what_run_encoder_trains_and_asks(monkeypatch):
+    trained, asked = [], []
+    monkeypatch.setattr(L, "train_encoder", lambda model, config, name, seed, *a: trained.append((name, config, seed, model)) or {"curve": [], "seconds": 0.0})
+    monkeypatch.setattr(L, "right_digits", lambda model, question, answer: asked.append((question, answer)) or torch.ones(answer.shape).bool())
+    for seed in (0, 1):
+        config = small_encoder(task="modular-addition", modulus=7, lengths=(4,), seed=seed, n_train=50, prime=5, prime_lengths=(6,), finetune=8, finetune_steps=3)
+        L.run_encoder(config, CPU)
+    first, tuned = trained[:2]
+    assert first[:2] == ("train", small_encoder(task="modular-addition", modulus=7, lengths=(4,), n_train=50, prime=5, prime_lengths=(6,), finetune=8, finetune_steps=3))
+    assert (tuned[1].n_train, tuned[1].prime, tuned[1].steps) == (8, 8, 3) and tuned[3] is first[3]
+    assert len({seed for _, _, seed, _ in trained}) > 2 and trained[0][2] != trained[2][2]
+    assert torch.equal(asked[0][0], asked[1][0]) and not torch.equal(asked[0][0], asked[2][0])
+    for q, a in zip(*asked[0]):
+        x, y = map(int, L.decode(q).replace("@", "").split("$"))
+        assert L.decode(a) == str((x + y) % 7)
 
 
 # --- 13. benchmark ------------------------------------------------------------------------
