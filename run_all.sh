@@ -132,7 +132,7 @@ patient="--task addition --even --lengths 5,6,7,8,10 --width 10 --dropout 0 --ev
 encoder $patient --model universal --n-layer 6 --d-model 256 --n-head 8 --precision bf16 --steps 21000 --warmup 1000
 encoder $patient --model encoder --n-layer 3 --d-model 256 --n-head 8 --init 0.02 --precision bf16 --steps 33000 --warmup 500
 encoder $patient --model encoder --n-layer 3 --d-model 128 --n-head 4 --init 0.02 --steps 21000 --warmup 500
-deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next nine: 75 minutes to two and a half hours each
+deep="--task addition --even --model universal --n-layer 6 --every 250 --precision bf16 --dropout 0.1"   # the next ten: 75 minutes to two and a half hours each
 encoder $deep --lengths 5,6,7,8,9,10 --width 10 --clip 12 --d-model 256 --n-head 8 --steps 15000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --steps 10000 --warmup 1000
@@ -140,6 +140,7 @@ encoder $deep --lengths 5,6,7,8,9,10 --width 18 --clip 20 --d-model 256 --n-head
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 20000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 15000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000
+encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000 --seed 1
 encoder $deep --lengths 5,6,7,8,9,10 --width 16 --clip 18 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 18500 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
@@ -187,7 +188,7 @@ done
 encoder $modular $even --model encoder --steps 3000 --method rpe-kq --clip 4 --modulus 1000
 encoder $modular $even --model encoder --steps 5000 --method rpe-k --clip 4 --modulus 1000
 encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --seed 1
-for more in "--model encoder --method vanilla" "--model encoder --method vanilla --seed 1" "--n-layer 3 --method vanilla" "--model encoder --method rpe-k --clip 3"; do
+for more in "--model encoder --method vanilla" "--model encoder --method vanilla --seed 1" "--n-layer 3 --method vanilla" "--model encoder --method rpe-k --clip 3" "--model encoder --method rpe-k --clip 3 --seed 1"; do
     encoder $modular $even --steps 5000 $more
 done
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
@@ -195,6 +196,9 @@ encoder $modular $even --model encoder --steps 2400 --method ape --norm post --i
 for method in ape rpe-kq; do
     encoder --task modular-multiplication --even --width 10 --batch 256 --lr 3e-3 --dropout 0 --every 150 --precision bf16 --steps 2400 --lengths 5,6,10 --method "$method"
 done
+products="--task modular-multiplication --dropout 0 --lr 3e-3 --lengths 5,6,10"
+encoder $products $even --model encoder --steps 8000 --method rpe-kq --clip 3
+encoder $products $even --model encoder --steps 8000 --method ape
 
 # Consecutive pairs
 pairs --d-vocab 16 --d-head 32 --seeds 4
