@@ -2443,8 +2443,10 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def pyplot():
     """matplotlib.pyplot that draws to files. Raises: ValueError that says how to install it."""
-    with refused("--plot: pictures need matplotlib (pip install matplotlib)", ImportError):
+    try:
         import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("pictures need matplotlib: pip install matplotlib") from None
     plt.switch_backend("agg")
     plt.rcParams.update({"axes.prop_cycle": plt.cycler(color=COLOURS * 2, marker=list("osv^DPX<>phd*8")),
                          "lines.markersize": 5, "font.size": 11, "axes.titlesize": 10, "figure.titlesize": 11,
@@ -3293,7 +3295,8 @@ def ask_command(options):
     for given in options["ask"]:
         for question in sys.stdin if given == "-" else [given]:
             try:
-                print(ask(model, config, calibration, question.strip()), flush=True)
+                question = re.sub(r"\s*([+*])\s*", r"\1", question.strip())
+                print(ask(model, config, calibration, question), flush=True)
             except ValueError as error:
                 print(f"lengen: {error}", file=sys.stderr)
                 code = 2

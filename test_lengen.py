@@ -2514,6 +2514,13 @@ def test_a_record_has_a_line_of_its_own(tmp_path):
     assert path.read_text() == "1\n2\n3\n"
 
 
+def test_spaces_around_a_sign_are_no_part_of_a_question(monkeypatch):
+    asked = []
+    monkeypatch.setattr(L, "load", lambda folder: (None, tiny(), None, None))
+    monkeypatch.setattr(L, "ask", lambda model, config, calibration, question: asked.append(question) or "15")
+    assert L.main(["--from", "x", "--ask", " 12 + 3", "4* 5", "1 1"]) == 0 and asked == ["12+3", "4*5", "1 1"]
+
+
 def test_questions_on_a_closed_or_odd_input(tmp_path, capsys, monkeypatch):
     assert tiny_run(tmp_path) == 0
     capsys.readouterr()
