@@ -3318,12 +3318,14 @@ def plot_command(options):
         raise ValueError("--attend: files of records hold no model to draw; name the folder of a run")
     for _, config, *_ in folders.values():
         if question is not None:
-            check_question(config, question)            # told before anything is printed or drawn
-    for _, config, calibration, _ in folders.values():
-        if calibration:
-            print(character_map(config, calibration))
-    for path, loaded in folders.items():
-        draw_pictures(path, loaded, groups, question)
+            check_question(config, question)            # told before anything is drawn
+    try:
+        for path, loaded in folders.items():
+            draw_pictures(path, loaded, groups, question)
+    finally:                                            # without matplotlib, too; and last, as its reader may have gone
+        for _, config, calibration, _ in folders.values():
+            if calibration:
+                print(character_map(config, calibration))
     if files:
         plain = {key: records for key, records in read_records(*files).items() if key[0] in TASKS and not key[2]}
         if not plain:
