@@ -90,6 +90,11 @@ for method in window alibi nope; do
         papers --task "$task" --method "$method" --steps 3000
     done
 done
+for task in successor addition nx1 parity; do
+    for more in "window-cyclic" "window-nope" "window --steps 3000" "vanilla"; do
+        papers --task "$task" --seed 1 --method $more
+    done
+done
 record --task parity-label --method vanilla --steps 3000 --lengths 6,10,15,20,50,60 --samples 10000
 record --task addition --method rope --n-encoder 1 --lengths 6,10,15,20,50,60
 record --task parity --method rpe-k --n-encoder 1 --lengths 6,10,15,20,50,60
@@ -198,6 +203,7 @@ for method in ape rpe-kq; do
 done
 products="--task modular-multiplication --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $products $even --model encoder --steps 8000 --method rpe-kq --clip 3
+encoder $products $even --model encoder --steps 8000 --method rpe-kq --clip 3 --seed 1
 encoder $products $even --model encoder --steps 8000 --method ape
 
 # Consecutive pairs
