@@ -1805,7 +1805,7 @@ def run_pairs(config, device, report=silent, keeper=Keeper()):
 
 
 def two_decimals(share):
-    """In percent, rounded down after the sixth decimal of the share, where a mean in float32 ends."""
+    """In percent, rounded down; first the share is rounded to six decimals, since float32 holds no more."""
     return f"{percent(round(1e6 * share), 10 ** 6, 2):.2f}"
 
 
@@ -2101,8 +2101,8 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
 def evaluate_encoder(model, config, report=silent):
     """-> {"accuracy": {length: share exact}} and, at the longest length, {"wrong_digits": {digits wrong: answers},
     "wrong_places": {place of the only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc":
-    {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}}; all keys are strings. Source: Jelassi et al.,
-    Fig. 6."""
+    {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}}; all keys are strings. report receives digits=
+    of each length. Source: Jelassi et al., Fig. 6."""
     found = {"accuracy": {}}
     for length in sorted(config.lengths):
         report(digits=length)
