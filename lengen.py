@@ -2069,6 +2069,12 @@ def right_digits(model, question, answer):
                       for q, t in zip(question.split(256), answer.split(256))])
 
 
+def by_place(right, answer):
+    """right, answer (B, n_out) -> share right at each place where an answer has a digit, the leftmost first."""
+    shown = (answer != TOKEN["@"]).any(0)
+    return [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]
+
+
 def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
     """AdamW on every answer token; the rate is a cosine from step 0, its beginning warmed up -> {"curve": [[step,
     [share right of each answer digit]]] on 200 fresh questions of the training length, "seconds"}. Source: Jelassi
@@ -2078,7 +2084,6 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
     optimizer = torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.decay)
     numbers = draw_long(config, config.train_digits, 200, seeded(config.seed + 1))
     check = arrange_encoder(config.task, *numbers, config.modulus)
-    shown = (check[1] != TOKEN["@"]).any(0)
     parts, generator = dict(model=model, optimizer=optimizer), seeded(seed)
     examples, now = draw_examples(config, generator), dict(step=0, seconds=0.0, curve=[])
     for step in kept_steps(keeper, name, parts, generator, steps, now):
@@ -2093,23 +2098,24 @@ def train_encoder(model, config, name, seed, report=silent, keeper=Keeper()):
             raise FloatingPointError(f"the loss is {loss.item()} at step {step}")
         if checking:
             right = right_digits(model, *check)
-            now["curve"].append([step, [round(x, 4) for x in right[:, shown].float().mean(0).tolist()]])
+            now["curve"].append([step, by_place(right, check[1])])
             report(step=step, of=steps, loss=loss.item(), accuracy=right.all(1).float().mean().item())
     return now
 
 
 def evaluate_encoder(model, config, report=silent):
-    """-> {"accuracy": {length: share exact}} and, at the longest length, {"wrong_digits": {digits wrong: answers},
-    "wrong_places": {place of the only wrong digit, 1 is the leftmost: answers}} and, for addition, {"carries": {"nc":
-    {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}}; all keys are strings. report receives digits=
-    of each length. Source: Jelassi et al., Fig. 6."""
-    found = {"accuracy": {}}
+    """-> {"accuracy": {length: share exact}, "places": {length: share right of each answer digit}} and, at the longest
+    length, {"wrong_digits": {digits wrong: answers}, "wrong_places": {place of the only wrong digit, 1 is the leftmost:
+    answers}} and, for addition, {"carries": {"nc": {carries: [right, n]}, "mc": {longest run of carries: [right, n]}}};
+    all keys are strings. report receives digits= of each length. Source: Jelassi et al., Figs. 6, 8 and 11."""
+    found = {"accuracy": {}, "places": {}}
     for length in sorted(config.lengths):
         report(digits=length)
         a, b = draw_long(config, length, config.samples, seeded(config.seed * 1_000_003 + length))
-        right = right_digits(model, *arrange_encoder(config.task, a, b, config.modulus))
+        question, answer = arrange_encoder(config.task, a, b, config.modulus)
+        right = right_digits(model, question, answer)
         exact, wrong = right.all(1), (~right).sum(1)
-        found["accuracy"][str(length)] = share(exact)
+        found["accuracy"][str(length)], found["places"][str(length)] = share(exact), by_place(right, answer)
     counts = lambda x: {str(n): int((x == n).sum()) for n in x.unique().tolist()}       # of the last, longest length
     found["wrong_digits"] = counts(wrong[~exact])
     found["wrong_places"] = counts((~right[wrong == 1]).int().argmax(1) + 1)
@@ -2156,7 +2162,10 @@ def encoder_summary(record):
     if "carries" in record:
         out += [f"[right, n] by carries  {words(record['carries']['nc'])}",
                 f"[right, n] by longest run of carries  {words(record['carries']['mc'])}"]
-    out += [f"wrong answers by digits wrong  {words(record['wrong_digits'])}",
+    longest = max(record["places"], key=int)
+    places = " ".join(f"{100 * x:g}" for x in record["places"][longest])
+    out += [f"percent right by place, {longest} digits  {places}",
+            f"wrong answers by digits wrong  {words(record['wrong_digits'])}",
             f"by place of the only wrong one  {words(record['wrong_places'])}",
             f"{record['config']['steps']:,} steps, {record['seconds']['total']:.0f} s on {record['device']}"]
     return "\n".join(out)

@@ -1960,6 +1960,7 @@ def test_failures_are_grouped_by_carries(monkeypatch):
     assert told == [4, 6]
     wrong = found["accuracy"]["6"]["n"] - found["accuracy"]["6"]["correct"]
     assert found["wrong_places"] == {"1": wrong} and found["wrong_digits"] == {"1": wrong} and 0 < wrong < 300
+    assert found["places"]["6"] == [round(1 - wrong / 300, 4)] + 6 * [1] and len(found["places"]["4"]) == 5
     assert all(right == (n if int(count) < 3 else 0) for count, (right, n) in found["carries"]["nc"].items())
     assert sum(n for _, n in found["carries"]["mc"].values()) == 300 and found["carries"]["mc"]["0"][0] == found["carries"]["nc"]["0"][0]
     assert all(right == 0 for run, (right, n) in found["carries"]["mc"].items() if int(run) >= 3)
@@ -2045,6 +2046,8 @@ def test_encoder_run_leaves_a_record(task, tmp_path, capsys):
     assert L.main(["--from", str(tmp_path), "--ask", "1+1"]) == 2 and "--ask" in capsys.readouterr().err
     assert L.evaluate_encoder(model, config)["wrong_digits"] == record["wrong_digits"] != record["before"]["wrong_digits"]
     assert "longest run of carries" in L.encoder_summary(record) or task == "multiplication"
+    measured = record | {"places": {"2": [0.0], "10": [0.9995, 1.0]}}
+    assert "percent right by place, 10 digits  99.95 100\n" in L.encoder_summary(measured)
     capsys.readouterr()
     assert L.main(["--eval", str(tmp_path), "--lengths", "3,4", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
