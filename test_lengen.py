@@ -1780,6 +1780,8 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert drawn == [{key: [record, dict(record, seed=8)]}]
     perfect = json.loads((tmp_path / "d" / "result.json").read_text()) | {"wrong_digits": {}}
     assert not list(L.encoder_picture(L.pyplot(), [perfect]).axes[3].patches)
+    uncarried = {name: value for name, value in perfect.items() if name != "carries"} | {"places": {n: [0.5, 1] for n in perfect["accuracy"]}}
+    assert [list(line.get_ydata()) for line in L.encoder_picture(L.pyplot(), [uncarried]).axes[1].lines] == [[50, 100]]
     worst = json.loads((tmp_path / "e" / "result.json").read_text()) | {"wrong_digits": {"3": 4, "19": 1}}
     axes = L.encoder_picture(L.pyplot(), [worst]).axes[3]
     assert [x.get_text() for x in axes.get_xticklabels()] == ["3", "19"] and [bar.get_height() for bar in axes.patches] == [4, 1]
