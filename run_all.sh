@@ -169,10 +169,22 @@ for seed in 1 2; do
     done
 done
 encoder --task elementwise-addition $sums --lr 2e-3 --method vanilla --steps 6000 --every 1000
+twenty="--lengths 5,6,10,15,20 --width 22"      # the paper's lengths, and places for the longest
+for seed in 0 1 2; do
+    for method in rpe-k ape; do
+        encoder --task elementwise-addition $twenty --lr 2e-3 --method "$method" --steps 2000 --every 100 --seed "$seed"
+    done
+done
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method vanilla --steps 4000 --every 500
 digit="--task multiplication --second-digits 1 --n-layer 3 --lr 2e-3 --dropout 0 --steps 6000 --every 500"
 for lengths in 10 6,7,8,9,10 6,8,10; do
     encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths "$lengths" --prime 500
+done
+encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths 10 --prime 250
+encoder $digit --lengths 5,6,7,10,15,19,20,21 --width 22 --prime-lengths 20 --prime 500
+encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 6 --prime 50
+for more in "--n-train 1000 --prime 100" "--n-train 1000 --prime 250" "--n-train 20000 --prime 500" "--finetune 1000"; do
+    encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
 done
 for more in "--prime 50" "--prime 100" "--prime 250" "--prime 500" "--prime 500 --method ape" "--finetune 500"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
@@ -183,6 +195,7 @@ done
 for more in "" "--d-model 128 --lr 1e-3 --precision bf16 --steps 5000" "--method rpe-kq"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 --prime 500 --model encoder $more
 done
+encoder --task multiplication --second-digits 2 --n-layer 3 --d-model 128 --lr 1e-3 --dropout 0 --precision bf16 --lengths 5,6,7,8 --width 9 --steps 8000 --every 250
 modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
 encoder $modular --width 10 --batch 512 --method ape --steps 2500 --every 250
@@ -196,6 +209,17 @@ encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --s
 for more in "--model encoder --method vanilla" "--model encoder --method vanilla --seed 1" "--n-layer 3 --method vanilla" "--model encoder --method rpe-k --clip 3" "--model encoder --method rpe-k --clip 3 --seed 1"; do
     encoder $modular $even --steps 5000 $more
 done
+encoder $modular $even --model encoder --steps 2400 --method rpe-kq --clip 3 --seed 2
+for seed in 2 3; do
+    encoder $modular $even --model encoder --steps 5000 --method vanilla --seed "$seed"
+done
+for seed in 0 1 2; do
+    encoder $modular $even $twenty --model encoder --steps 2400 --method rpe-kq --clip 3 --seed "$seed"
+    encoder $modular $even $twenty --model encoder --steps 5000 --method vanilla --seed "$seed"
+done
+encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-k --clip 3
+encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-k --clip 4 --modulus 1000
+encoder $modular $even --model encoder --steps 5000 --method ape --modulus 1000
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
 for method in ape rpe-kq; do
