@@ -127,14 +127,17 @@ def carry(columns, base):
 
 
 class Task(NamedTuple):
-    """What a task is made of. Digits a, b are (B, W), or (B, 1) for a "digit"."""
+    """What a task is made of. Digits a, b are (B, W), or (B, 1) for a "digit". Training draws numbers from 0 to 2^20, so
+    each needs an answer, and column sums are not negative."""
     operands: tuple                 # "number": as wide as the width; "digit": always one digit
     operator: str
-    headroom: int                   # digits by which the answer may outgrow the operands
+    headroom: int                   # digits by which the answer may outgrow the operands, but 1 at least unless, as in
+                                    # parity, digits may stand where nearly every training number has a zero
     base: Optional[int]             # None: any base from 2 to 10
     about: str
     columns: Optional[Callable] = None      # operands -> column sums (B, W), from which `carry` makes the answer
     solve: Optional[Callable] = None        # operands -> answer, where nothing is carried
+    length: Optional[int] = None            # digits of the answer; None: as many as the width
 
 
 TASKS = {
@@ -144,7 +147,7 @@ TASKS = {
     "parity": Task(("number",), "", 0, 2, "running xor of the bits, last bit first; the last token is the parity",
                    solve=lambda a: a.cumsum(1) % 2),
     "parity-label": Task(("number",), "", 0, 2, "parity in one token, without the scratchpad",
-                         solve=lambda a: a.sum(1, keepdim=True) % 2),
+                         solve=lambda a: a.sum(1, keepdim=True) % 2, length=1),
 }
 
 
@@ -267,7 +270,7 @@ def width_for(task, digits, base=10):
 
 def target_length(task, width):
     """Tokens that an answer to operands of `width` digits has, END included."""
-    return (1 if task == "parity-label" else width) + 1
+    return (TASKS[task].length or width) + 1
 
 
 def draw_training(task, numbers, B, width, base, generator):
@@ -330,6 +333,8 @@ def draw_hard(task, length, B, base, generator):
         return {"99...9": [ones * top, b], "all-carry": [a.clamp(min=min(2, top)), ones[:, :1] * top],
                 "no-carry": [a % (top // b.clamp(min=1) + 1), b], "zeros": [torch.cat([first, zeros]), b.repeat(2, 1)],
                 "digit 0": [a, b * 0], f"digit {top}": [a, b * 0 + top]}
+    if not task.startswith("parity"):
+        raise ValueError(f"--task: {task} has no hard sets; `draw_hard` makes them")
     place = torch.randint(length, (B,), generator=generator)
     return {"all-ones": [ones[:1]], "one-one": [F.one_hot(place, length)], "zeros": [zeros[:1]]}
 
@@ -912,11 +917,14 @@ def abc_bias(attention, M, N, directions=(1, 0, -1), kappa=4.5, line="mean", kap
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines.
 
     Values are d_l - d_max along open lines, -inf elsewhere, 0 for a head without any. Source: ABC v2, Eq. 1 and
-    Algorithm 1. blocks: list of (columns now, columns then), one (n, N) by default; the rest as in `find_lines` and
-    `extend_lines`.
+    Algorithm 1. blocks: list of (columns now, columns then), one (n, N) by default; mask: for causal self-attention
+    `causal_bias(M)`, or lines may open entries after the query; the rest as in `find_lines` and `extend_lines`.
 
-    Raises: ValueError on attention that is nan or inf, an unknown rule or direction, or blocks that do not add up.
+    Raises: ValueError on attention that is not of one layer, averaged over the batch, or is nan or inf, on an unknown
+    rule or direction, or blocks that do not add up.
     """
+    if attention.dim() != 3:
+        raise ValueError(f"attention is (H, m, n), a layer at a time. Got {tuple(attention.shape)}.")
     n = attention.shape[2]
     if not attention.isfinite().all():
         raise ValueError("attention is nan or inf; average weights, or scores before they are masked")
@@ -1256,6 +1264,8 @@ def make_bias(config, width, calibration=None):
         lay = functools.partial(extend_lines, M=T, empty=config.empty, closed=-config.penalty or -INF)
         decoder = [(lay(a, blocks=[T], mask=self_bias), lay(b, blocks=blocks)) for a, b in calibration]
         return Bias(None, decoder if config.layer == "own" else decoder[-1:] * config.n_layer)
+    elif kind:
+        raise ValueError(f"--method: nothing lays out the bias {kind!r}")
     return Bias(encoder, [(self_bias, cross)] * config.n_layer)
 
 

@@ -630,6 +630,24 @@ def test_pieces_can_be_lifted_out_with_nothing_but_torch(pieces, call):
     torch.testing.assert_close(eval(call, lifted), expected)
 
 
+def test_what_a_new_task_or_method_lacks_is_said(monkeypatch):
+    """A task whose answer is one digit, in any base, needs nothing but its entry; hard sets and a layout are asked for."""
+    largest = L.Task(("number",), "", 1, None, "largest digit", solve=lambda a: a.amax(1, keepdim=True), length=1)
+    monkeypatch.setitem(L.TASKS, "largest", largest)
+    monkeypatch.setitem(L.METHODS, "wide", L.Method("none", "nowhere", "nobody", bias="wide"))
+    assert L.example("largest", "3719") == ("$03719&", "$9&") and L.target_length("largest", 30) == 2
+    config = L.Config(task="largest", method="nope", n_layer=1, d_model=16, n_head=2, d_ff=16)
+    source, target = L.arrange("largest", L.draw_test("largest", 9, 5, 10, torch.Generator().manual_seed(0)))
+    bias = L.make_bias(config, 9)
+    assert L.exact_match(L.Transformer(config), source, target, bias).shape == (5,) and bias.decoder[0][0].shape == (1, 2, 2)
+    with pytest.raises(ValueError, match="largest has no hard sets"):
+        L.draw_hard("largest", 9, 5, 10, torch.Generator())
+    with pytest.raises(ValueError, match="'wide'"):
+        L.make_bias(dataclasses.replace(config, method="wide"), 9)
+    with pytest.raises(ValueError, match="layer at a time"):
+        L.abc_bias(torch.rand(2, 4, 8, 8), 20, 20)
+
+
 def test_the_readme_calibrates_as_a_run_does():
     """Its example code, on random attention with lines in it, against the biases of a default run of addition."""
     config = L.Config(task="addition", method="abc", n_layer=1)
