@@ -146,6 +146,7 @@ encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 256 --n-head
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 15000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000 --seed 1
+encoder $deep --lengths 5,6,7,8,9,10 --width 14 --clip 16 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 21000 --warmup 1000 --method rpe-kq
 encoder $deep --lengths 5,6,7,8,9,10 --width 16 --clip 18 --d-model 256 --n-head 8 --n-train 50000 --batch 32 --every 500 --steps 18500 --warmup 1000
 encoder $deep --lengths 5,6,7,8,9,10 --width 12 --clip 14 --d-model 128 --n-head 4 --steps 24000 --warmup 500
 three="$deep --train-digits 3 --lengths 3,4,5,6 --d-model 128 --n-head 4 --steps 4000 --warmup 300"
@@ -217,8 +218,10 @@ for seed in 0 1 2; do
     encoder $modular $even $twenty --model encoder --steps 2400 --method rpe-kq --clip 3 --seed "$seed"
     encoder $modular $even $twenty --model encoder --steps 5000 --method vanilla --seed "$seed"
 done
-encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-k --clip 3
-encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-k --clip 4 --modulus 1000
+encoder $modular $even $twenty --model encoder --steps 2400 --method rpe-kq
+for seed in 0 1 2 3 4; do
+    encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --dropout 0.1 --seed "$seed"
+done
 encoder $modular $even --model encoder --steps 5000 --method ape --modulus 1000
 encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
