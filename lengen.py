@@ -127,7 +127,7 @@ def carry(columns, base):
 
 
 class Task(NamedTuple):
-    """What a task is made of. Digits a, b are (B, W), or (B, 1) for a "digit". Training draws numbers from 0 to 2^20, so
+    """What a task is made of. Digits a, b are (B, W), or (B, 1) for a "digit". Training draws numbers from 0 to 2^20;
     each needs an answer, and column sums are not negative."""
     operands: tuple                 # "number": as wide as the width; "digit": always one digit
     operator: str
