@@ -2652,7 +2652,7 @@ def encoder_picture(plt, records):
     """Runs of a task by encoder-only models: accuracy by length and, at the longest, by carries or, where the task has
     none, by place; of the first run the learning curve of each answer digit and how many digits wrong answers have
     wrong."""
-    figure, ((lengths, carries), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
+    figure, ((lengths, detail), (curve, wrong)) = plt.subplots(2, 2, figsize=(12, 8))
     longest = ", ".join(map(str, sorted({tested([r])[-1] for r in records})))
     first, most = records[0], records[0]["config"]["train_digits"]
     names = [f"{r['method']} {changed_options(r)}, seed {r['seed']}" for r in records]
@@ -2662,15 +2662,16 @@ def encoder_picture(plt, records):
         counts = {length: (a["correct"], a["n"]) for length, a in record["accuracy"].items()}
         draw_shares(lengths, counts, band=True, label=name)
         for by, counts in record.get("carries", {}).items():
-            draw_shares(carries, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
+            draw_shares(detail, counts, color=f"C{number}", marker="", linestyle={"nc": "-", "mc": ":"}[by])
         if "carries" not in record and "places" in record:
             right = record["places"][str(tested([record])[-1])]
-            carries.plot(range(1, len(right) + 1), [100 * x for x in right], color=f"C{number}")
-            carries.set(ylabel="right, percent", ylim=(-3, 103))
-            carries.locator_params(axis="x", integer=True)
+            detail.plot(range(1, len(right) + 1), [100 * x for x in right], color=f"C{number}")
+            detail.set(ylabel="right, percent", ylim=(-3, 103))
+            detail.locator_params(axis="x", integer=True)
     lengths.set(xlabel="digits")
-    carries.set(title=f"{longest} digits", xlabel="carries (solid), longest run of carries (dotted)"
-                if "carries" in first else "place in the answer, from the left")
+    detail.set(title=f"{longest} digits", xlabel="carries (solid), longest run of carries (dotted)"
+               if "carries" in first else "place in the answer, from the left")
+    detail.set_visible(bool(detail.lines))
     steps, digits = zip(*first.get("before", first).get("curve", first["curve"]))
     curve.plot(steps, 100 * torch.tensor(digits).numpy(), label=range(1, len(digits[0]) + 1))
     curve.set(xlabel="training step", ylabel=f"right at {most} digits, percent", title="the first run")

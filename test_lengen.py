@@ -1800,6 +1800,8 @@ def test_every_picture_is_drawn(tmp_path, capsys):
     assert not list(L.encoder_picture(L.pyplot(), [perfect]).axes[3].patches)
     uncarried = {name: value for name, value in perfect.items() if name != "carries"} | {"places": {n: [0.5, 1] for n in perfect["accuracy"]}}
     assert [list(line.get_ydata()) for line in L.encoder_picture(L.pyplot(), [uncarried]).axes[1].lines] == [[50, 100]]
+    earlier = {name: value for name, value in uncarried.items() if name != "places"}         # by a version without places
+    assert not L.encoder_picture(L.pyplot(), [earlier]).axes[1].get_visible()
     worst = json.loads((tmp_path / "e" / "result.json").read_text()) | {"wrong_digits": {"3": 4, "19": 1}}
     axes = L.encoder_picture(L.pyplot(), [worst]).axes[3]
     assert [x.get_text() for x in axes.get_xticklabels()] == ["3", "19"] and [bar.get_height() for bar in axes.patches] == [4, 1]
