@@ -2,6 +2,7 @@
 """Tests of lengen.py against oracles that are not lengen.py: Python integers, torch's own modules, published numbers,
 and the literal loops of the papers. Run: python -m pytest -q"""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -24,6 +25,8 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 import lengen as L
 
@@ -2212,6 +2215,128 @@ def test_benchmark_of_decoding_and_its_table(monkeypatch):
     table = L.benchmark_summary(dict(rows=rows, peak_bytes=2 ** 30, device="cpu", torch="2"))
     assert "| 2.0 s | 1.0 s | 2.00 |" in table and "| not run | 1.0 s | not run |" in table and "1.00 GiB" in table
     assert "| 0.1 ms | 0.5 ms | 0.20 |" in table
+
+
+# --- everything, on another device -----------------------------------------------------------------
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says it is on the device "meta", while one on the CPU does its work. As on a GPU, an operation on
+    tensors of two devices fails, but for numbers and for indices. `read` counts the numbers brought back."""
+    read = 0
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device="meta",
+                                                   storage_offset=inner.storage_offset())
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return Devices.carry_out(function, args, kwargs or {})
+
+
+class Devices(TorchDispatchMode):
+    """Makes what is created on "meta" an Elsewhere."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return self.carry_out(function, args, kwargs or {})
+
+    @staticmethod
+    def carry_out(function, args, kwargs):
+        flat = [y for x in (*args, *kwargs.values()) for y in (x if isinstance(x, (list, tuple)) else [x])]
+        given, name = [x for x in flat if isinstance(x, torch.Tensor)], str(function)
+        away = {id(x.inner): x for x in given if isinstance(x, Elsewhere)}
+        there = kwargs["device"].type == "meta" if kwargs.get("device") else bool(away)
+        if not there and not away:
+            return function(*args, **kwargs)
+        moving = name.startswith(("aten._to_copy", "aten.copy_")) or name.startswith("aten.index") and isinstance(args[0], Elsewhere)
+        if there and not moving and any(x.dim() and not isinstance(x, Elsewhere) for x in given):
+            raise RuntimeError(f"{name} mixes devices")
+        if there and kwargs.get("generator"):
+            raise RuntimeError(f"{name} draws there with a generator of the CPU")
+        Elsewhere.read += bool(away) and name.startswith("aten._local_scalar_dense")
+        args, kwargs = tree_map(lambda x: x.inner if isinstance(x, Elsewhere) else x, (args, kwargs | dict(device=None)))
+        if not kwargs["device"]:
+            del kwargs["device"]
+        wrap = lambda x: away.get(id(x), Elsewhere(x)) if isinstance(x, torch.Tensor) else x
+        made = function(*args, **kwargs)
+        return tree_map(wrap, made) if there else made
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())       # it knows no such device
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    yield torch.device("meta")
+    torch.__future__.set_overwrite_module_params_on_conversion(False)
+
+
+def test_two_devices_cannot_be_mixed_by_mistake(elsewhere):
+    with Devices():
+        there, here = torch.arange(3.0, device=elsewhere), torch.arange(3.0)
+    assert there.device == elsewhere and (there + 1).device == elsewhere and torch.equal((2 * there).cpu(), 2 * here)
+    for mixed in (lambda: there + here, lambda: here @ there, lambda: torch.where(there > 1, here, 0.0), lambda: here[there.long()]):
+        with pytest.raises(RuntimeError, match="mixes devices"):
+            mixed()
+    before = Elsewhere.read
+    assert float(there.sum()) == 3 and bool(there[0] == 0) and Elsewhere.read == before + 2
+
+
+def away_and_here(elsewhere, run, *configuration):
+    """A run on each device -> what it returned there, after its weights were compared with those of the CPU."""
+    with Devices():
+        there = run(*configuration, elsewhere)
+    here = run(*configuration, CPU)
+    for name, weight in there[1].state_dict().items():
+        assert weight.device == elsewhere, name
+        torch.testing.assert_close(weight.cpu(), here[1].state_dict()[name], msg=name)
+    return there
+
+
+BRIEF = dict(task="addition", n_layer=1, n_head=2, d_model=8, d_ff=8, steps=2, every=2, retrain_steps=1, tries=1, teachers=1, batch=4,
+             samples=4, long_samples=2, hard=(7,), force=True)
+
+
+@pytest.mark.parametrize("method, n_encoder, length", [*((method, 1, 6) for method in ("ape", "alibi", "rope", "rpe-kq", "window-cyclic", "abc")),
+                                                       ("abc", 0, 101)])
+def test_runs_elsewhere_are_those_of_the_cpu(elsewhere, monkeypatch, method, n_encoder, length):
+    def answers(model, source, target, *rest):              # whatever the model says is right, or "abc" would find nothing
+        for t in range(target.shape[1] - 1):
+            target[:, t + 1] = model(source, target[:, :-1], *rest[:1])[:, t].argmax(-1)
+        return collect(model, source, target, *rest)
+
+    collect, _ = L.collect_attention, monkeypatch.setattr(L, "collect_attention", answers)
+    rules = dict(kappa_cross=0.1, floor=0.0) if method == "abc" else {}
+    config = L.make_config(method=method, n_encoder=n_encoder, lengths=(length,), **BRIEF, **rules)
+    record, model, calibration, _ = away_and_here(elsewhere, L.run, config)
+    with Devices():
+        assert L.ask(model, config, calibration, "12+34")
+    if method == "abc":
+        assert any(line["line"] for line in record["lines"])
+        assert (L.make_keys(config, 102, calibration) is None) == (n_encoder > 0)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "alibi", "rpe-kq", "window-cyclic"])
+def test_a_training_step_brings_nothing_back(elsewhere, method):
+    config = L.make_config(method=method, **BRIEF)
+    _, *examples = next(L.batches(config, L.split_numbers(0)[0], 4, [config.width], L.seeded(0)))
+    with Devices():
+        model, bias = L.Transformer(config).to(elsewhere), L.to_device(L.make_bias(config, config.width), elsewhere)
+        before = Elsewhere.read
+        loss = L.train_step(model, torch.optim.Adam(model.parameters()), 1e-3, *examples, bias)
+    assert Elsewhere.read == before and loss.device == elsewhere
+
+
+@pytest.mark.parametrize("task, method", [*zip(L.OPERATIONS, ("vanilla", "ape", "rpe-k", "rpe-kq", "rpe-k"))])
+def test_encoder_runs_elsewhere_are_those_of_the_cpu(elsewhere, task, method):
+    config = L.make_encoder_config(task=task, method=method, d_model=8, n_head=2, steps=2, every=2, batch=4, samples=4, n_train=9, prime=2,
+                                   lengths=(5, 6), finetune=3 if method == "ape" else 0, finetune_steps=2)
+    away_and_here(elsewhere, L.run_encoder, config)
+
+
+def test_pairs_run_elsewhere_as_on_the_cpu(elsewhere):
+    away_and_here(elsewhere, L.run_pairs, L.PairsConfig(steps=3, batch=4, d_head=2, d_vocab=5, dummy=True))
 
 
 # --- 7. and 14. command line: what happens to runs ----------------------------------------------
