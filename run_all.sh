@@ -157,7 +157,7 @@ for change in "--width 6" "--width 6 --clip 6" "--width 6 --clip 8" "--width 6 -
     encoder $three $change
 done
 encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method rpe-k --steps 7000 --every 1000
-encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 500
+encoder --task addition --model universal $sums --lr 2e-3 --n-layer 3 --method ape --steps 4000 --every 100
 for method in rpe-k ape; do
     for more in "--every 100" "--every 500 --even"; do
         encoder --task elementwise-addition $sums --lr 2e-3 --method "$method" --steps 2000 $more
@@ -182,6 +182,12 @@ for lengths in 10 6,7,8,9,10 6,8,10; do
     encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths "$lengths" --prime 500
 done
 encoder $digit --lengths 5,6,7,10,15,19,20,21 --width 22 --prime-lengths 20 --prime 500
+for more in "--n-train 1000 --prime 100" "--n-train 1000 --prime 250" "--n-train 20000 --prime 500" "--n-train 20000 --prime 1000" "--finetune 100" "--finetune 1000"; do
+    encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
+done
+for more in "6 --prime 50" "6 --prime 100" "10 --prime 100" "10 --prime 250" "10 --prime 500 --method ape"; do
+    encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths $more
+done
 for more in "--prime 50" "--prime 100" "--prime 250" "--prime 500" "--prime 500 --method ape" "--finetune 500"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
 done
@@ -192,6 +198,7 @@ for more in "" "--d-model 128 --lr 1e-3 --precision bf16 --steps 5000" "--method
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 --prime 500 --model encoder $more
 done
 encoder --task multiplication --second-digits 2 --n-layer 3 --d-model 128 --lr 1e-3 --dropout 0 --precision bf16 --lengths 5,6,7,8 --width 9 --steps 8000 --every 250
+encoder --task multiplication --second-digits 2 --n-layer 3 --d-model 128 --lr 1e-3 --dropout 0 --precision bf16 --lengths 5,6,7,8,9,10,11 --width 12 --prime-lengths 10 --prime 500 --steps 50000 --every 1000   # an hour
 modular="--task modular-addition --dropout 0 --lr 3e-3 --lengths 5,6,10"
 encoder $modular --width 10 --batch 512 --method rpe-kq --steps 1800 --every 200
 encoder $modular --width 10 --batch 512 --method ape --steps 2500 --every 250
@@ -218,7 +225,13 @@ for seed in 0 1 2 3 4; do
     encoder $modular $even --model encoder --steps 4000 --method rpe-kq --clip 3 --dropout 0.1 --seed "$seed"
 done
 encoder $modular $even --model encoder --steps 5000 --method ape --modulus 1000
-encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3
+for seed in 0 1 2; do
+    encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3 --seed "$seed"
+    encoder $modular $even --n-layer 3 --steps 1800 --method rpe-kq --clip 3 --n-train 50000 --seed "$seed"
+    encoder $modular $even --n-layer 3 --steps 3000 --method rpe-kq --clip 3 --dropout 0.1 --seed "$seed"
+    encoder $modular $even $twenty --n-layer 3 --steps 2400 --method rpe-kq --clip 3 --dropout 0.1 --seed "$seed"
+done
+encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-kq --clip 3 --seed 1
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
 for method in ape rpe-kq; do
     encoder --task modular-multiplication --even --width 10 --batch 256 --lr 3e-3 --dropout 0 --every 150 --precision bf16 --steps 2400 --lengths 5,6,10 --method "$method"
