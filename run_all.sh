@@ -232,6 +232,9 @@ for seed in 0 1 2; do
     encoder $modular $even $twenty --n-layer 3 --steps 2400 --method rpe-kq --clip 3 --dropout 0.1 --seed "$seed"
 done
 encoder $modular $even $twenty --model encoder --steps 5000 --method rpe-kq --clip 3 --seed 1
+for seed in 1 2; do
+    encoder $modular $even --n-layer 3 --d-model 128 --n-head 8 --steps 1500 --method rpe-kq --clip 3 --seed "$seed"
+done
 encoder $modular $even --model encoder --steps 2400 --method ape --norm post --init 0.02 --lr 1e-3
 for method in ape rpe-kq; do
     encoder --task modular-multiplication --even --width 10 --batch 256 --lr 3e-3 --dropout 0 --every 150 --precision bf16 --steps 2400 --lengths 5,6,10 --method "$method"
