@@ -2221,7 +2221,7 @@ def test_benchmark_of_decoding_and_its_table(monkeypatch):
 
 class Elsewhere(torch.Tensor):
     """A tensor that says it is on the device "meta", while one on the CPU does its work. As on a GPU, an operation on
-    tensors of two devices fails, but for numbers and for indices. `read` counts the numbers brought back."""
+    tensors of two devices fails, but for numbers and for indices. `read` counts what is brought back."""
     read = 0
 
     @staticmethod
@@ -2255,7 +2255,7 @@ class Devices(TorchDispatchMode):
             raise RuntimeError(f"{name} mixes devices")
         if there and kwargs.get("generator"):
             raise RuntimeError(f"{name} draws there with a generator of the CPU")
-        Elsewhere.read += bool(away) and name.startswith("aten._local_scalar_dense")
+        Elsewhere.read += bool(away) and (not there or name.startswith("aten._local_scalar_dense"))
         args, kwargs = tree_map(lambda x: x.inner if isinstance(x, Elsewhere) else x, (args, kwargs | dict(device=None)))
         if not kwargs["device"]:
             del kwargs["device"]
