@@ -181,7 +181,7 @@ digit="--task multiplication --second-digits 1 --n-layer 3 --lr 2e-3 --dropout 0
 for lengths in 10 6,7,8,9,10 6,8,10; do
     encoder $digit --lengths 5,6,7,8,9,10 --width 11 --prime-lengths "$lengths" --prime 500
 done
-encoder $digit --lengths 5,6,7,10,15,19,20,21 --width 22 --prime-lengths 20 --prime 500
+encoder $digit --lengths 5,6,7,10,15,19,20,21 --width 22 --prime-lengths 20 --prime 500 --every 100
 for more in "--n-train 1000 --prime 100" "--n-train 1000 --prime 250" "--n-train 20000 --prime 500" "--n-train 20000 --prime 1000" "--finetune 100" "--finetune 1000"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
 done
@@ -191,7 +191,7 @@ done
 for more in "--prime 50" "--prime 100" "--prime 250" "--prime 500" "--prime 500 --method ape" "--finetune 500"; do
     encoder $digit --lengths 5,6,7,8 --width 9 --prime-lengths 7 $more
 done
-for more in "--method ape" "--method rpe-kq" "--prime-lengths 6,7 --prime 500" "--model encoder"; do
+for more in "--method ape --every 100" "--method rpe-kq" "--prime-lengths 6,7 --prime 500" "--model encoder"; do
     encoder $digit --lengths 5,6,7,8 --width 9 $more
 done
 for more in "" "--d-model 128 --lr 1e-3 --precision bf16 --steps 5000" "--method rpe-kq"; do

@@ -2283,8 +2283,8 @@ def test_two_devices_cannot_be_mixed_by_mistake(elsewhere):
     assert float(there.sum()) == 3 and bool(there[0] == 0) and Elsewhere.read == before + 2
 
 
-def away_and_here(elsewhere, run, *configuration):
-    """A run on each device -> what it returned there, after its weights were compared with those of the CPU."""
+def assert_as_on_the_cpu(elsewhere, run, *configuration):
+    """A run on each device, whose weights have to be equal -> what it returned there."""
     with Devices():
         there = run(*configuration, elsewhere)
     here = run(*configuration, CPU)
@@ -2306,10 +2306,11 @@ def test_runs_elsewhere_are_those_of_the_cpu(elsewhere, monkeypatch, method, n_e
             target[:, t + 1] = model(source, target[:, :-1], *rest[:1])[:, t].argmax(-1)
         return collect(model, source, target, *rest)
 
-    collect, _ = L.collect_attention, monkeypatch.setattr(L, "collect_attention", answers)
+    collect = L.collect_attention
+    monkeypatch.setattr(L, "collect_attention", answers)
     rules = dict(kappa_cross=0.1, floor=0.0) if method == "abc" else {}
     config = L.make_config(method=method, n_encoder=n_encoder, lengths=(length,), **BRIEF, **rules)
-    record, model, calibration, _ = away_and_here(elsewhere, L.run, config)
+    record, model, calibration, _ = assert_as_on_the_cpu(elsewhere, L.run, config)
     with Devices():
         assert L.ask(model, config, calibration, "12+34")
     if method == "abc":
@@ -2332,11 +2333,11 @@ def test_a_training_step_brings_nothing_back(elsewhere, method):
 def test_encoder_runs_elsewhere_are_those_of_the_cpu(elsewhere, task, method):
     config = L.make_encoder_config(task=task, method=method, d_model=8, n_head=2, steps=2, every=2, batch=4, samples=4, n_train=9, prime=2,
                                    lengths=(5, 6), finetune=3 if method == "ape" else 0, finetune_steps=2)
-    away_and_here(elsewhere, L.run_encoder, config)
+    assert_as_on_the_cpu(elsewhere, L.run_encoder, config)
 
 
 def test_pairs_run_elsewhere_as_on_the_cpu(elsewhere):
-    away_and_here(elsewhere, L.run_pairs, L.PairsConfig(steps=3, batch=4, d_head=2, d_vocab=5, dummy=True))
+    assert_as_on_the_cpu(elsewhere, L.run_pairs, L.PairsConfig(steps=3, batch=4, d_head=2, d_vocab=5, dummy=True))
 
 
 # --- 7. and 14. command line: what happens to runs ----------------------------------------------
