@@ -24,8 +24,7 @@ Read it from top to bottom; each section needs only those above it. 1 to 6 are A
 
 Shapes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary,
 W digits of an operand; m x n is an attention matrix at training length, M x N at another. Lengths
-count digits, not tokens. offset = key - query. No run decides anything by looking at numbers longer
-than those it was trained on.
+count digits, not tokens. No run decides anything by numbers longer than it was trained on.
 
 ABC v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for
 Arithmetic Transformers, 2023. ABC v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to
@@ -55,7 +54,6 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.parallel import DistributedDataParallel
 
 INF = float("inf")
 
@@ -74,9 +72,8 @@ LIMIT = 2 ** 20             # training numbers are 0 .. LIMIT, mainly of 6 digit
 
 def encode(text):
     """String of VOCAB symbols -> (T,) int64 tokens. Raises: ValueError on any other symbol."""
-    unknown = set(text) - set(VOCAB)
-    if unknown:
-        raise ValueError(f"no token for {min(unknown)!r}; the vocabulary is {VOCAB}")
+    if not set(text) <= set(VOCAB):
+        raise ValueError(f"{text!r} has symbols that are not in the vocabulary {VOCAB}")
     return torch.tensor([VOCAB.index(symbol) for symbol in text], dtype=torch.int64)
 
 
@@ -87,9 +84,7 @@ def decode(tokens):
 
 def carry(columns, base):
     """Column sums (B, W), least significant first -> digits (B, W), carries out (B, W) bool.
-
-    Negative columns borrow. Raises: ValueError when the last column carries or borrows.
-    """
+    Negative columns borrow. Raises: ValueError when the last column carries or borrows."""
     digits, carried, rest = [], [], torch.zeros_like(columns[:, 0])
     for column in columns.unbind(1):
         total = column + rest
@@ -102,7 +97,7 @@ def carry(columns, base):
 
 
 def product(a, b):
-    """Digits a (B, W), b (B, K) -> column sums (B, W) of a * b; what lies beyond W is dropped."""
+    """Digits a (B, W), b (B, K) -> column sums (B, W) of a * b, without what lies beyond W."""
     W = a.shape[1]
     return sum(F.pad(a * digit[:, None], (k, 0))[:, :W] for k, digit in enumerate(b.unbind(1)))
 
@@ -126,7 +121,7 @@ TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0), steps=(350, 350)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
-    "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*", steps=(1200, 800)),
+    "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*", steps=(1200, 1000)),
     "parity": Task("running xor of the bits, last bit first; the last one is the parity",
                    lambda a: a.cumsum(1) % 2, headroom=0, base=2, steps=(500, 300)),
     "parity-label": Task("parity in one digit, without the scratchpad",
@@ -143,9 +138,9 @@ def pad(task, operands, width):
 def arrange(task, operands, base=10, align=False):
     """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens.
 
-    Source `$0123+0748&` has the most significant digit first, target `$1780&` the least, the
-    order in which carries run. align=True interleaves the operands, `$+00172438&`, and repeats
-    a single digit beside each digit of the number. Source: ABC v2, Sec. 2 and App. C.4.
+    Source `$0123+0748&` has the most significant digit first, target `$1780&` the least, the order
+    in which carries run. align=True interleaves the operands, `$+00172438&`, and repeats a single
+    digit beside each digit of the number. Source: ABC v2, Sec. 2 and App. C.4.
     """
     spec = TASKS[task]
     answer, _ = carry(spec.columns(*operands), base)
@@ -166,8 +161,7 @@ def example(task, *operands, width=None, base=10, align=False):
     Raises: ValueError for an unknown task, operands outside it, a bad base or a width too small.
     """
     if task not in TASKS or not 2 <= base <= 10:
-        raise ValueError(f"{task!r} in base {base} is no task; choose from {', '.join(TASKS)} and "
-                         "bases from 2 to 10")
+        raise ValueError(f"no task {task!r} in base {base}; tasks are {', '.join(TASKS)}")
     spec = TASKS[task]
     base, width = spec.base or base, width or max(map(len, operands)) + spec.headroom
     if len(operands) != len(spec.operands):
@@ -185,7 +179,7 @@ def example(task, *operands, width=None, base=10, align=False):
 
 
 def to_digits(numbers, width, base):
-    """(B,) non-negative integers -> (B, width) digits; what lies beyond the width is dropped."""
+    """(B,) integers >= 0 -> (B, width) digits, without what lies beyond the width."""
     digits = []
     for _ in range(width):
         digits.append(numbers % base)
@@ -199,11 +193,9 @@ def n_digits(a):
 
 
 def question_width(task, digits, base=10):
-    """Width at which numbers of so many digits are put; digits=0: the training numbers.
-
-    Training has the width of the largest answer, so that its numbers fill it as those of a test
-    do, up to the zero in front (in binary sums, two) that leaves room for a carry.
-    """
+    """Width of numbers of so many digits; digits=0: of the training numbers, which is that of their
+    largest answer, so that they fill it as test numbers do, up to the zero in front (in binary
+    sums, two) that leaves room for a carry."""
     spec = TASKS[task]
     base = spec.base or base
     top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)      # far wider than LIMIT is
@@ -386,11 +378,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or OpenKeys
-        -> output (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K).
-
-        A row whose keys are all closed attends to nothing: its weights and its part of the output
-        are 0, not nan.
-        """
+        -> output (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K). A row whose keys
+        are all closed attends to nothing: weights and output are 0 there, not nan."""
         if isinstance(bias, OpenKeys):      # each query becomes a question of its own with K keys
             near = memory[:, bias.columns.to(x.device)].flatten(0, 1)              # (B T, K, C)
             values = bias.values.to(x).transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)
@@ -425,8 +414,7 @@ class Method(NamedTuple):
     position: config -> function (side, T) -> (T, C), added to the embeddings; side is "source" or
     "target". rotate: see MultiHeadAttention. bias: config -> function (layer, kind, T, S) ->
     (1 or H, T, S), OpenKeys or None, added to the scores; kind is "self" or "cross" in the decoder
-    and "encoder" in the encoder; the model adds the causal mask to "self". A position or bias that
-    is an nn.Module is learned.
+    and "encoder" in the encoder; the causal mask comes on top. An nn.Module is learned.
     """
     about: str
     source: str
@@ -492,144 +480,147 @@ METHODS = {
     "abc": Method("bias calibrated on a vanilla model, no positions", "ABC v2, Sec. 4", lines=True,
                   calibrated=True),
 }
+
+# Defaults by kind of model; an option that stands in none of a kind's tables has no effect on it.
+# None: another option decides. "paper", ABC: v2, App. B and D, batch and steps of the authors'
+# code; encoders: Jelassi, Sec. 2.2, 15,000 epochs of 5,000 examples.
+COMMON = dict(task="successor", model=None, preset="fast", seed=0, precision="float32")
+FAST = {
+    "seq2seq": dict(
+        method="abc", base=10, n_encoder=0, n_layer=1, n_head=4, d_model=64, dropout=0.0, clip=16,
+        optimizer="muon", lr=4e-3, batch=64, steps=None, retrain_steps=None, rules="robust",
+        kappa_cross=None, kappa_self=None, width=None, lengths=(6, 10, 20, 60), samples=1000),
+    "encoder": dict(
+        method="rpe-k", size="small", n_encoder=None, n_head=None, d_model=None, dropout=0.1,
+        clip=None, optimizer="adam", lr=1e-3, batch=64, steps=2000, retrain_steps=1000, width=None,
+        lengths=(5, 6, 10), samples=1000, train_digits=5, second_digits=3, modulus=100, even=False,
+        n_train=5000, prime=0, prime_lengths=None, finetune=0),
+    "head": dict(
+        method="nope", d_model=128, d_head=32, optimizer="adam", lr=1e-4, batch=1000, steps=10_000,
+        lengths=(5,), samples=10_000, d_vocab=16, dummy=False, plant=0.0)}
+PAPER = {
+    "seq2seq": dict(n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3, optimizer="adam",
+                    lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000, rules="paper",
+                    samples=10_000),
+    "encoder": dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
+                    lengths=(5, 6, 10, 15, 20)),
+    "head": {}}
+SIZES = {name: dict(zip(("n_encoder", "d_model", "n_head"), size)) for name, size in dict(
+    small=(2, 64, 4), base=(6, 512, 8), standard=(6, 1024, 16), large=(10, 1024, 16)).items()}
 MODELS = {"seq2seq": "encoder-decoder that answers digit by digit (ABC)",
           "universal": "encoder that applies one layer again and again (Jelassi)",
           "encoder": "encoder with layers of their own (Jelassi)",
           "head": "one attention head (Pairs)"}
-SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
-         "large": (10, 1024, 16)}                                    # encoder layers, width, heads
-
-# ABC v2, App. B and D; batch and steps are those of the authors' code. Jelassi, Sec. 2.2: 15,000
-# epochs of 5,000 examples.
-PAPER = {"seq2seq": dict(n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3, batch=512,
-                         lr=1e-5, optimizer="adam", steps=460_000, retrain_steps=46_000,
-                         rules="paper", samples=10_000),
-         "encoder": dict(size="standard", batch=32, lr=1e-4, steps=2_343_750, samples=10_000,
-                         lengths=(5, 6, 10, 15, 20)),
-         "head": {}}
 
 
-def option(help, low=None, high=None, every=None, choices=None, needs=None, **defaults):
+def option(help, low=None, high=None, choices=None, needs=None):
     """A field of Config; its checks, its place on the command line and its help are made from it.
-    every: its default, or `defaults` by kind of model; the option has no effect on kinds that are
-    not named, nor on methods without what it needs, a field of Method."""
-    meta = dict(help=help, low=low, high=high, choices=choices, needs=needs, every=every,
-                defaults=defaults)
-    return dataclasses.field(default=every, metadata=meta)
+    needs: field of Method without which a method does not have the option."""
+    meta = dict(help=help, low=low, high=high, choices=choices, needs=needs)
+    return dataclasses.field(default=None, metadata=meta)
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """All that a run depends on; what is not given comes from the preset, the model and the task.
     An option without effect is None. Raises: ValueError naming the option."""
-    task: str = option("what to learn", every="successor", choices=TASKS)
-    model: str = option("kind of model; the first that learns the task", choices=MODELS)
-    method: str = option("how positions and attention are treated", choices=METHODS,
-                         seq2seq="abc", encoder="rpe-k", head="nope")
-    preset: str = option("defaults of the others", every="fast", choices=("fast", "paper"))
-    seed: int = option("of every random stream", 0, 2 ** 32, every=0)
-    base: int = option("of the numbers; parity always has 2", 2, 10, seq2seq=10)
-    # model
-    size: str = option("encoder layers, width and heads", choices=SIZES, encoder="small")
-    n_encoder: int = option("encoder layers or rounds", 0, 100, seq2seq=0, encoder=0)
-    n_layer: int = option("decoder layers", 1, 100, seq2seq=1)
-    n_head: int = option("attention heads", 0, 1024, seq2seq=4, encoder=0)
-    d_model: int = option("width", 0, 65536, seq2seq=64, encoder=0, head=128)
-    d_head: int = option("width of queries and keys", 1, 65536, head=32)
-    dropout: float = option("probability", 0, 0.99, seq2seq=0.0, encoder=0.1)
-    clip: int = option("relative tables cover offsets -clip to clip; 0: all", 0, 10 ** 6,
-                       needs="relative", seq2seq=16, encoder=0)
-    # optimization
-    optimizer: str = option("muon for the matrices of layers, or adam for all",
-                            choices=("muon", "adam"), seq2seq="muon", encoder="adam", head="adam")
-    lr: float = option("peak learning rate", 1e-12, 10, seq2seq=4e-3, encoder=1e-3, head=1e-4)
-    batch: int = option("examples a step", 1, 10 ** 6, seq2seq=64, encoder=64, head=1000)
-    steps: int = option("of the first training; 0: of the task", 0, 10 ** 9, seq2seq=0,
-                        encoder=2000, head=10_000)
-    retrain_steps: int = option("of retraining or fine-tuning; 0: of the task", 0, 10 ** 9,
-                                seq2seq=0, encoder=1000)
-    precision: str = option("of products in training", every="float32", choices=("float32", "bf16"))
-    # calibration
-    rules: str = option("of calibration", choices=("robust", "paper"), needs="calibrated",
-                        seq2seq="robust")
+    task: str = option("what to learn", choices=TASKS)
+    model: str = option("kind of model, by default the first that learns the task", choices=MODELS)
+    method: str = option("how positions and attention are treated", choices=METHODS)
+    preset: str = option("defaults of all else", choices=("fast", "paper"))
+    seed: int = option("of every random stream", 0, 2 ** 32)
+    precision: str = option("of products in training", choices=("float32", "bf16"))
+    base: int = option("of the numbers; parity always has 2", 2, 10)
+    size: str = option("of encoders", choices=SIZES)
+    n_encoder: int = option("encoder layers or rounds", 0, 100)
+    n_layer: int = option("decoder layers", 1, 100)
+    n_head: int = option("attention heads", 1, 1024)
+    d_model: int = option("width", 1, 65536)
+    dropout: float = option("probability", 0, 0.99)
+    clip: int = option("relative tables cover offsets -clip to clip", 1, 10 ** 6, needs="relative")
+    optimizer: str = option("muon for matrices of layers, or adam", choices=("muon", "adam"))
+    lr: float = option("peak learning rate", 1e-12, 10)
+    batch: int = option("examples a step", 1, 10 ** 6)
+    steps: int = option("of the first training, by default of the task", 1, 10 ** 9)
+    retrain_steps: int = option("of retraining or fine-tuning", 1, 10 ** 9)
+    rules: str = option("of calibration", choices=("robust", "paper"), needs="calibrated")
     kappa_cross: float = option("drop-off of cross-attention lines (robust 0.3, paper 4.5)", -1e6,
-                                1e6, needs="calibrated", seq2seq=None)
+                                1e6, needs="calibrated")
     kappa_self: float = option("drop-off of self-attention lines (robust 0.5, paper 0.87)", -1e6,
-                               1e6, needs="calibrated", seq2seq=None)
-    # data
-    width: int = option("digits of every number; 0: as the longest needs, and in methods with lines "
-                        "training adds up to 8", 0, 10 ** 6, seq2seq=0, encoder=0)
-    lengths: tuple = option("digits tested; hard questions at the longest up to 200", 1, 10 ** 6,
-                            seq2seq=(6, 10, 20, 60), encoder=(5, 6, 10), head=(5,))
-    samples: int = option("questions a length, a fifth above 100 digits", 1, 10 ** 7, seq2seq=1000,
-                          encoder=1000, head=10_000)
+                               1e6, needs="calibrated")
+    width: int = option("digits of every number, by default what the longest needs, and up to 8 "
+                        "more to train methods with lines", 1, 10 ** 6)
+    lengths: tuple = option("digits tested; hard questions at the longest up to 60", 1, 10 ** 6)
+    samples: int = option("questions a length, a fifth above 100 digits", 1, 10 ** 7)
     # encoders, section 8
-    train_digits: int = option("digits of training numbers, at most", 1, 18, encoder=5)
-    second_digits: int = option("products: digits of the second operand", 1, 18, encoder=3)
-    modulus: int = option("of modular tasks", 2, 10 ** 9, encoder=100)
-    even: bool = option("train on numbers of each length equally often", encoder=False)
-    n_train: int = option("first operands in the training set", 1, 10 ** 8, encoder=5000)
-    prime: int = option("how many of them are long, priming examples", 0, 10 ** 8, encoder=0)
-    prime_lengths: tuple = option("digits of long examples; 0: the longest tested", 0, 10 ** 4,
-                                  encoder=(0,))
-    finetune: int = option("afterwards train on this many long examples", 0, 10 ** 8, encoder=0)
+    train_digits: int = option("digits of training numbers, at most", 1, 18)
+    second_digits: int = option("products: digits of the second operand", 1, 18)
+    modulus: int = option("of modular tasks", 2, 10 ** 9)
+    even: bool = option("train on numbers of each length equally often")
+    n_train: int = option("first operands in the training set", 1, 10 ** 8)
+    prime: int = option("how many of them are long, priming examples", 0, 10 ** 8)
+    prime_lengths: tuple = option("digits of these, by default the longest tested", 1, 10 ** 4)
+    finetune: int = option("afterwards train on this many long examples", 0, 10 ** 8)
     # consecutive pairs, section 7
-    d_vocab: int = option("integers", 4, 2 ** 16, head=16)
-    dummy: bool = option("a dummy token before each sequence", head=False)
-    plant: float = option("probability that two places are made a pair", 0, 1, head=0.0)
+    d_vocab: int = option("integers", 4, 2 ** 16)
+    d_head: int = option("width of queries and keys", 1, 65536)
+    dummy: bool = option("a dummy token before each sequence")
+    plant: float = option("probability that two places are made a pair", 0, 1)
 
     def __post_init__(self):
-        fill, fields = functools.partial(object.__setattr__, self), dataclasses.fields(self)
-        check_option(fields[0], self.task)
-        spec = TASKS[self.task]
+        fill = functools.partial(object.__setattr__, self)
+        fill("task", "successor" if self.task is None else self.task)
+        spec = TASKS.get(self.task, TASKS["successor"])              # an unknown one is told below
         fill("model", spec.models[0] if self.model is None else self.model)
         if self.model not in spec.models:
             raise ValueError(f"--model: {self.model!r} does not learn {self.task}; choose from "
                              f"{', '.join(spec.models)}")
-        paper = PAPER[self.kind] if self.preset == "paper" else {}
-        for field in fields[2:]:
-            value, meta = getattr(self, field.name), field.metadata
-            if meta["every"] is None:
-                useless = f"--model {self.model}" if self.kind not in meta["defaults"] else (
-                    meta["needs"] and not getattr(METHODS[self.method], meta["needs"])
-                    and f"--method {self.method}")
-                if useless and value is not None:
-                    raise ValueError(f"{flag(field.name)}: has no effect on {useless}")
-                if value is None and not useless:
-                    value = paper.get(field.name, meta["defaults"][self.kind])
-            if value is not None:
-                check_option(field, value)
-            fill(field.name, value)
-        if self.kind != "head":
-            self.derive(fill, spec)
+        usual = COMMON | FAST[self.kind]
+        usual |= PAPER[self.kind] if self.preset == "paper" else dict(
+            zip(("steps", "retrain_steps"), spec.steps)) if self.kind == "seq2seq" else {}
+        usual |= SIZES.get(self.size or usual.get("size"), {})
+        for field in dataclasses.fields(self):
+            name, value, needs = field.name, getattr(self, field.name), field.metadata["needs"]
+            useless = "" if not needs or getattr(METHODS[self.method], needs) else "--method"
+            useless = useless if name in usual else "--model"
+            if useless and value is not None:
+                raise ValueError(f"{flag(name)}: has no effect on {useless} "
+                                 f"{getattr(self, useless[2:])}")
+            if value is None and not useless:
+                fill(name, usual[name])
+            if getattr(self, name) is not None:
+                check_option(field, getattr(self, name))
+        self.derive(fill, spec)
 
     def derive(self, fill, spec):
         """Values that follow from others, and checks of options against each other."""
+        needed, heads = 0, self.n_head or 1
         if self.kind == "seq2seq":
             fill("base", spec.base or self.base)
-            fill("steps", self.steps or spec.steps[0])
-            fill("retrain_steps", self.retrain_steps or spec.steps[1])
             needed = question_width(self.task, 0, self.base)
             if self.preset == "paper":                               # the authors' fixed width
                 fill("width", self.width or max(max(self.lengths) + 1, needed))
-        else:
-            for name, value in zip(("n_encoder", "d_model", "n_head"), SIZES[self.size]):
-                fill(name, getattr(self, name) or value)
-            fill("prime_lengths", tuple(n or max(self.lengths) for n in self.prime_lengths))
-            long_ones = self.prime_lengths if self.prime or self.finetune else ()
-            needed = max(*self.lengths, *long_ones, self.train_digits,
+        if self.kind == "encoder":
+            if self.prime or self.finetune:
+                fill("prime_lengths", self.prime_lengths or (max(self.lengths),))
+            elif self.prime_lengths:
+                raise ValueError("--prime-lengths: goes with --prime or --finetune")
+            if self.prime > self.n_train:
+                raise ValueError(f"--prime: {self.prime} of {self.n_train} training examples")
+            needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
                          self.second_digits * ("short" in spec.operands),
                          len(str(self.modulus - 1)) * spec.modular)
             fill("width", self.width or needed)
-            fill("clip", 2 * self.width if self.clip == 0 else self.clip)
-            if self.prime > self.n_train:
-                raise ValueError(f"--prime: {self.prime} of {self.n_train} training examples")
-        if 0 < self.width < needed:
+            fill("clip", self.clip or 2 * self.width)
+        if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
-        pairs = 2 if METHODS[self.method].rotate else 1
-        if not self.n_head or not self.d_model or self.d_model % (pairs * self.n_head):
-            raise ValueError(f"--n-head: {self.n_head} heads do not divide --d-model {self.d_model}"
-                             + " into even widths, as RoPE needs them" * (pairs > 1))
+        if self.d_model % heads or METHODS[self.method].rotate and self.d_model // heads % 2:
+            raise ValueError(f"--n-head: {heads} heads do not divide --d-model {self.d_model}, or "
+                             "not into the even widths that RoPE needs")
 
     @property
     def kind(self):
@@ -651,10 +642,6 @@ class Config:
         """1.33 are the embeddings of ABC's authors. Differs in the preset "fast": from smaller ones
         positions stand out; from 1 on addition takes about twice as many steps."""
         return 1.33 if self.preset == "paper" and self.kind == "seq2seq" else 0.3
-
-
-def flag(name):
-    return "--" + name.replace("_", "-")
 
 
 def check_option(field, value):
@@ -760,7 +747,7 @@ class Transformer(nn.Module):
             for kind, part, keys in zip(("self", "cross"), pair, (T, S)):
                 fits = [(H, T, keys) for H in (1, self.config.n_head)]
                 if isinstance(part, torch.Tensor) and part.shape not in fits:
-                    raise ValueError(f"bias: {kind} of layer {n} is {tuple(part.shape)}, not {fits}")
+                    raise ValueError(f"bias: {kind} of layer {n} is {[*part.shape]}, not {fits}")
             x = layer(x, pair[0], memory, pair[1])
         return self.head(self.norm(x))
 
@@ -770,9 +757,8 @@ def generate(model, source, limit, bias=None):
     """Greedy decoding: source (B, S) -> target (B, limit + 1) tokens, START first; what comes
     behind an END means nothing. bias: as in `Transformer.forward`, for `limit` rows.
 
-    All tokens are made at once from those before them, again and again until none changes. After k
-    passes the first k are those of greedy decoding, so nothing else can come out; as few depend on
-    each other, it takes about as many passes as the longest run of carries has digits.
+    All tokens are made at once from those before them, until none changes. After k passes the first
+    k are those of greedy decoding, so nothing else can come out; usually few passes do.
     """
     model.eval()
     target = torch.full((len(source), limit + 1), VOCAB.index(START), device=source.device)
@@ -795,8 +781,8 @@ def generate(model, source, limit, bias=None):
 # and its lines move along. One block over all columns is the paper's algorithm.
 
 class Line(NamedTuple):
-    """An open line. offset: key - query for direction 1, the column for 0, and for -1 column' +
-    query, negated, where column' counts from the right edge; columns count within the block."""
+    """An open line. offset: key - query along (1, 1), the column along (1, 0); along (1, -1) the
+    column, counted from the right, minus the query. Columns count within the block."""
     head: int
     direction: int
     block: int
@@ -889,8 +875,8 @@ def lay_out(keys, N):
 
 
 def fill_empty(bias, empty, mask=0.0):
-    """Bias (H, M, N) + mask, with a 0 in rows where nothing is open: at every key ("all", the paper's
-    transparent head) or at column 0 ("first": what is seen does not change with the length)."""
+    """Bias (H, M, N) + mask, with a 0 in rows where nothing is open: at every key ("all": the
+    paper's transparent head) or at column 0 ("first": the same at every length of the input)."""
     nothing = (bias + mask).isneginf().all(2, keepdim=True)
     if empty == "first":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
@@ -904,10 +890,8 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
     rules: "robust", for small matrices, too, or "paper"; `changes` replace single ones of RULES:
     "paper" with `directions` and `kappa` is Eq. 1 to the letter. blocks: [(columns now, columns
     then)], by default [(n, N)]. mask: `causal_bias(M)` for causal self-attention, or lines may open
-    entries after the query.
-
-    Raises: ValueError on attention that is not finite, of one layer and averaged over the batch, on
-    unknown rules or directions, or blocks that do not add up.
+    entries after the query. Raises: ValueError on attention that is not finite, of one layer and
+    averaged over the batch, on unknown rules or directions, or blocks that do not add up.
     """
     if rules not in RULES or not set(changes) <= set(RULES["paper"]):
         raise ValueError(f"unknown rules {rules!r}, {changes}; known are {RULES}")
@@ -933,7 +917,7 @@ def collect_attention(model, source, target, batch=250):
     after the softmax, as in the authors' code; the paper's formula has scores before it.
     Raises: ValueError when no example is correct.
     """
-    seen, totals, correct = [], 0, 0
+    seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])                # (B, H, T, S)
     hooks = [attention.register_forward_hook(watch) for layer in model.decoder
              for attention in (layer.self_attention, layer.cross_attention)]
@@ -941,14 +925,14 @@ def collect_attention(model, source, target, batch=250):
     for s, t in zip(source.split(batch), target.split(batch)):
         seen.clear()
         right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
-        sums = [weights[right].sum(0) for weights in seen]           # self, cross, self, ...
-        totals = [a + b for a, b in zip(totals, sums)] if totals else sums
+        totals.append([weights[right].sum(0) for weights in seen])   # self, cross, self, ...
         correct += int(right.sum())
     for hook in hooks:
         hook.remove()
     if not correct:
         raise ValueError("the model answers no example correctly; there is no attention to average")
-    return torch.stack(totals[0::2]) / correct, torch.stack(totals[1::2]) / correct, correct
+    means = [sum(parts) / correct for parts in zip(*totals)]
+    return torch.stack(means[0::2]), torch.stack(means[1::2]), correct
 
 
 def column_blocks(task, S):
@@ -969,26 +953,25 @@ def calibrate(config, self_attention, cross_attention):
     self-attention. At a fixed width only the rows are read that training fills, since in all others
     it saw zeros (authors' code: the first 6). Source: ABC v2, App. D, step 2.
     """
-    rows = question_width(config.task, 0, config.base) + 1
-    blocks, markers = column_blocks(config.task, cross_attention.shape[3])
-    own, cross = dict(kappa=0.87), {}
+    rows, lines = question_width(config.task, 0, config.base) + 1, []
+    own, cross = RULES[config.rules] | dict(kappa=0.87), RULES[config.rules]
     if config.rules == "robust":
-        own = dict(kappa=0.5, directions=(1,))
-        cross = dict(directions=(0, -1), blocks=blocks, markers=markers)
-    for rules, kappa in ((own, config.kappa_self), (cross, config.kappa_cross)):
-        rules.update({} if kappa is None else dict(kappa=kappa))
-    lines = []
+        blocks, markers = column_blocks(config.task, cross_attention.shape[3])
+        own = own | dict(kappa=0.5, directions=(1,))
+        cross = cross | dict(directions=(0, -1), blocks=blocks, markers=markers)
+    given = lambda kappa: {} if kappa is None else dict(kappa=kappa)
+    own, cross = own | given(config.kappa_self), cross | given(config.kappa_cross)
     for layer, (a, b) in enumerate(zip(self_attention.cpu(), cross_attention.cpu())):
-        found = dict(self=find_lines(a[:, :rows, :rows], **RULES[config.rules] | own),
-                     cross=find_lines(b[:, :rows], **RULES[config.rules] | cross))
-        lines += [line._replace(layer=layer, attention=kind) for kind in found
-                  for line in found[kind]]
-    return [line for line in lines if config.rules == "robust" or line.layer == config.n_layer - 1]
+        if config.rules == "robust" or layer == config.n_layer - 1:
+            lines += [line._replace(layer=layer, attention="self")
+                      for line in find_lines(a[:, :rows, :rows], **own)]
+            lines += [line._replace(layer=layer) for line in find_lines(b[:, :rows], **cross)]
+    return lines
 
 
 def calibrated_bias(config, lines):
-    """Lines -> the bias function of `Method`, dense up to 100 rows and OpenKeys beyond ("paper": always
-    dense). Source: ABC v2, Eq. 2."""
+    """Lines -> the bias function of `Method`, dense up to 100 rows and OpenKeys beyond ("paper":
+    always dense). Source: ABC v2, Eq. 2."""
     @functools.lru_cache(maxsize=64)
     def bias(layer, kind, T, S):
         if kind == "encoder":
@@ -999,8 +982,8 @@ def calibrated_bias(config, lines):
         blocks = column_blocks(config.task, S)[0] if kind == "cross" and robust else [S]
         keys = open_keys(chosen, config.n_head, T, blocks)
         if robust and T > 100:
-            later = keys.columns > torch.arange(T)[:, None]                        # (T, K)
-            mask = torch.zeros(later.shape).masked_fill(later & (kind == "self"), -INF)
+            later = (keys.columns > torch.arange(T)[:, None]) & (kind == "self")   # (T, K)
+            mask = torch.zeros(later.shape).masked_fill(later, -INF)
             return OpenKeys(keys.columns, fill_empty(keys.values, "first", mask))
         mask = causal_bias(T) if kind == "self" else 0.0
         return fill_empty(lay_out(keys, S), RULES[config.rules]["empty"], mask)
@@ -1014,7 +997,6 @@ def calibrated_bias(config, lines):
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # it is done. To resume a run is to run it again; to load one, to run it with every part there.
 
-FORMAT = 2                                  # of checkpoint.pt
 SAVE_SECONDS = 5                            # of training that a kill can cost, about
 
 
@@ -1056,8 +1038,7 @@ class Keep:
         if not self.path:
             return
         beside = self.path.with_name("checkpoint.pt.part")
-        state = dict(format=FORMAT, config=dataclasses.asdict(self.config), parts=self.parts,
-                     current=self.current)
+        state = dict(config=dataclasses.asdict(self.config), parts=self.parts, current=self.current)
         try:
             with open(beside, "wb") as file:
                 torch.save(state, file)
@@ -1079,8 +1060,6 @@ def read_checkpoint(folder):
             if archive.testzip():
                 raise ValueError("the file is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["format"] != FORMAT:
-            raise ValueError(f"its format is {state['format']}, not {FORMAT}")
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
 
@@ -1108,13 +1087,9 @@ def make_optimizers(model, config):
         [named[name] for name in muon], config.lr, 0.0, adjust_lr_fn="match_rms_adamw")]
 
 
-def tail(step, steps):
-    """Share of the peak rate: 30 steps of warm-up, and linear to zero over the last 40%."""
-    return min(1.0, step / 30, (steps - step + 1) / (0.4 * steps))
-
-
-def constant(step, steps):
-    return 1.0
+def falling(share):
+    """Rate that warms up for 30 steps and falls linearly to zero over the last share of them all."""
+    return lambda step, steps: min(1.0, step / 30, (steps - step + 1) / (share * steps))
 
 
 def processes():
@@ -1122,11 +1097,11 @@ def processes():
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def take_step(model, optimizers, source, target, share, bf16):
+def take_step(model, optimizers, source, target, share=1.0, precision="float32"):
     """One step at a share of the peak rate -> the loss, the cross-entropy of each token of target
     (B, T + 1) given those before it. Differs: gradients are clipped at norm 1."""
     model.train()
-    with torch.autocast(source.device.type, torch.bfloat16, enabled=bf16):
+    with torch.autocast(source.device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(source, target[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten())
     loss.backward()
@@ -1142,24 +1117,25 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     """Train for a fixed number of steps; a part of the run, {"weights", "steps", "tokens",
     "seconds", "curve"}, that goes on where `keep` has a training of this name.
 
-    batch() draws source (B, S), target (B, T + 1). rate(step, steps): share of the peak rate.
-    curve: [step, loss, *check(model)] every 100 steps. Raises: FloatingPointError when the loss is
-    not finite.
+    batch() draws source (B, S), target (B, T + 1). rate(step, steps): share of the peak rate, None
+    for all of it. curve: [step, loss, *check(model)] every 100 steps. Raises: FloatingPointError
+    when the loss is not finite.
     """
     if name in keep.parts or keep.complete:
         return load_weights(model, keep.part(name, dict)["weights"])
     device, (number, count) = next(model.parameters()).device, processes()
-    optimizers, now = make_optimizers(model, keep.config), dict(step=0, tokens=0, seconds=0.0, curve=[])
+    optimizers = make_optimizers(model, keep.config)
+    now = dict(step=0, tokens=0, seconds=0.0, curve=[])
     if keep.current.get("name") == name:
         now = resume(model, optimizers, keep.current, steps)
-    parallel = DistributedDataParallel(model) if count > 1 else model
+    parallel = nn.parallel.DistributedDataParallel(model) if count > 1 else model
     told = saved = time.perf_counter()
     start = told - now["seconds"]
     for step in range(now["step"] + 1, steps + 1):
         seed_by_name(keep.config.seed, name, step)
         source, target = (x[number::count].to(device, non_blocking=True) for x in batch())
-        loss = take_step(parallel, optimizers, source, target, rate(step, steps),
-                         keep.config.precision == "bf16")
+        share = rate(step, steps) if rate else 1.0
+        loss = take_step(parallel, optimizers, source, target, share, keep.config.precision)
         now["tokens"] += (source.numel() + target[:, 1:].numel()) * count
         if step % 100 == 0 or step == steps:
             now["curve"].append([step, loss.item(), *check(model)])
@@ -1207,12 +1183,12 @@ def present(config, operands, width):
 
 
 def questions(config, length):
-    """Test questions -> {"random": (source, target, names)}, at the longest length up to 200 "hard"
-    ones, too, with the name of each."""
+    """Test questions -> {"random": (source, target, names)}, and at the longest length up to 60
+    "hard" ones with the name of each."""
     task, base = config.task, config.base
     samples = config.samples if length <= 100 else -(-config.samples // 5)
     sets = {"random": (draw_test(task, length, samples, base), None)}
-    if length == max((n for n in config.lengths if n <= 200), default=0):
+    if length == max((n for n in config.lengths if n <= 60), default=0):
         sets["hard"] = draw_hard(task, length, -(-samples // 100), base)
     width = max(config.widths[0], question_width(task, length, base))
     return {name: (*present(config, operands, width), names)
@@ -1220,7 +1196,7 @@ def questions(config, length):
 
 
 def evaluate(model, config, questions=questions, report=lambda *_, **more: None):
-    """Test at config.lengths -> {"rows", "seconds"}, rows of {"digits", "set", "correct", "n"}, with
+    """Test at config.lengths -> {"rows", "seconds"}; a row has "digits", "set", "correct", "n" and
     "places", the share right of each digit of random answers, or "missed", {name: how many} of hard
     questions. questions: config, length -> sets."""
     rows, start = [], time.perf_counter()
@@ -1231,9 +1207,9 @@ def evaluate(model, config, questions=questions, report=lambda *_, **more: None)
             right = right_tokens(model, source, target)
             exact, digits = right.all(1), (target[:, 1:] < 10).any(0)    # not END, not padding
             places = right[:, digits].float().mean(0).tolist()
-            more = dict(missed=dict(Counter(names[i] for i in (~exact).nonzero()))) if names else (
-                dict(places=[round(x, 4) for x in places]))
-            rows.append(dict(digits=length, set=name, correct=int(exact.sum()), n=len(exact), **more))
+            rows.append(dict(digits=length, set=name, correct=int(exact.sum()), n=len(exact)))
+            rows[-1] |= dict(missed=dict(Counter(names[i] for i in (~exact).nonzero()))) if (
+                names) else dict(places=[round(x, 4) for x in places])
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
 
 
@@ -1283,8 +1259,9 @@ def learn(config, device, keep, report):
         model = Transformer(config, bias).to(device)
         check = lambda model: [float(right_tokens(model, *training_batch(
             config, held_out, config.widths, 1000)).all(1).float().mean())]
-        train(model, lambda: training_batch(config, pool, config.widths, config.batch), steps,
-              tail if config.optimizer == "muon" else constant, name, keep, report, check)
+        batch = lambda: training_batch(config, pool, config.widths, config.batch)
+        rate = falling(0.4 if bias is None else 1.0) if config.optimizer == "muon" else None
+        train(model, batch, steps, rate, name, keep, report, check)
         return model
 
     def average():
@@ -1374,7 +1351,7 @@ def learn_pairs(config, device, keep, report):
     seed_by_name(config.seed, "model")
     model = PairsHead(config).to(device)
     batch = lambda: draw(config.batch, config.plant)
-    train(model, batch, config.steps, constant, "model", keep, report)
+    train(model, batch, config.steps, None, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
 
@@ -1382,10 +1359,10 @@ def learn_pairs(config, device, keep, report):
 # 8. Encoders: one pass, relative positions, priming
 # ======================================================================================
 #
-# Source: Jelassi One pass over the question, no decoder: answer digit t is read off at
-# token t. Numbers start with their most significant digit and are padded on the right, so
-# digits of equal weight stand at equal places only where numbers are equally long. A model has
-# one task, so + and * serve for the paper's four signs.
+# Source: Jelassi. One pass over the question, no decoder: answer digit t is read off at token
+# t. Numbers start with their most significant digit and are padded on the right, so digits of
+# equal weight stand at equal places only where numbers are equally long. A model has one task,
+# so + and * serve for the paper's four signs.
 
 ENCODER = dict(operands=("number", "number"), sign="+", models=("universal", "encoder"))
 PRODUCT = ENCODER | dict(operands=("number", "short"), sign="*")
@@ -1408,7 +1385,7 @@ def modulo(digits, modulus):
 
 
 def write_padded(a, length):
-    """Digits (B, W) -> tokens (B, W): the lowest `length` (B,), most significant first, then PAD."""
+    """Digits (B, W) -> tokens (B, W): the lowest `length` (B,), highest first, then PAD."""
     place = length[:, None] - 1 - torch.arange(a.shape[1])
     return a.gather(1, place.clamp(min=0)).masked_fill(place < 0, VOCAB.index(PAD))
 
@@ -1452,18 +1429,18 @@ def second_operands(config, length, B, even=False):
 
 
 def encoder_questions(config, length, samples=None):
-    """Test questions, numbers below 10^length as in the paper -> {"random": (source, target, None)}."""
+    """Test questions on numbers below 10^length, as in the paper, for `evaluate`."""
     B = samples or config.samples
     a, b = numbers_below(length, B, config.width), second_operands(config, length, B)
     return {"random": (*arrange_encoder(config.task, a, b, config.modulus), None)}
 
 
 def training_set(config, n, prime):
-    """-> first operands (n, W), and second ones (n, W) of the `prime` long examples, which come first
+    """-> first operands (n, W), second ones (n, W) of the `prime` long examples, which come first
     and have the --prime-lengths in turn; the other second operands are new each time. Source:
     Jelassi, "Training procedures". Equal numbers may come twice."""
     a = numbers_below(config.train_digits, n, config.width, config.even)
-    b, lengths = torch.zeros_like(a), config.prime_lengths
+    b, lengths = torch.zeros_like(a), config.prime_lengths or (1,)
     for turn, length in enumerate(lengths):
         places = torch.arange(prime)[turn::len(lengths)]
         a[places] = numbers_below(length, len(places), config.width)
@@ -1490,15 +1467,15 @@ class Encoder(Transformer):
             if weight.dim() == 2:
                 nn.init.normal_(weight, std=0.02)
 
-    def embed(self, tokens, side, start=0):
-        return self.first_norm(super().embed(tokens, side, start))
+    def embed(self, tokens, side):
+        return self.first_norm(super().embed(tokens, side))
 
     def forward(self, source, target):
         return self.head(self.norm(self.read(source)[:, :target.shape[1]]))
 
 
 def cosine(step, steps):
-    """Share of the peak rate: a cosine to zero, its first 100 steps warmed up (Jelassi, Sec. 2.2)."""
+    """Share of the peak rate: a cosine to zero, warmed up over 100 steps (Jelassi, Sec. 2.2)."""
     return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
 
 
@@ -1541,7 +1518,7 @@ def learn_encoder(config, device, keep, report):
 
 LEARN = {"seq2seq": learn, "universal": learn_encoder, "encoder": learn_encoder,
          "head": learn_pairs}
-PROGRAM = {"seeds", "device", "out", "from", "ask", "json", "quiet", "list"}
+silent = lambda stage, **numbers: None      # a report that goes nowhere
 
 
 def load(folder):
@@ -1561,9 +1538,9 @@ def wilson(correct, n, z=1.959964):
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def percent(correct, n):
+def percent(share):
     """A share in percent with one decimal, rounded down: 100 is said of nothing less."""
-    return f"{math.floor(1000 * correct / n) / 10:.1f}%"
+    return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
 
 
 def make_record(config, device, run, parts):
@@ -1580,28 +1557,32 @@ def make_record(config, device, run, parts):
         lines=[line._asdict() for line in run.lines], before=parts.get("before"), tests=run.tests)
 
 
+def table(tests, places):
+    """Tests as lines of text."""
+    yield "digits  set       exact     95% interval         n"
+    for row in tests["rows"]:
+        low, high = wilson(row["correct"], row["n"])
+        yield (f"{row['digits']:>6}  {row['set']:<8} {percent(row['correct'] / row['n']):>6}  "
+               f"{low:7.2%} - {high:7.2%}  {row['n']:8,}")
+        yield from (f"        missed {n} of {name}" for name, n in row.get("missed", {}).items())
+        if places:
+            yield "        right by place " + " ".join(f"{100 * x:g}" for x in row["places"])
+
+
 def summary(record):
     """The record as the text that a run prints."""
     names, out = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}, []
+    other = record["config"]["model"] != "seq2seq"
     for name, part in record["train"].items():
-        share = part["curve"][-1][2:]
-        exact = f", {percent(share[0], 1)} of 1,000 held-out questions exact" * (
-            record["config"]["model"] == "seq2seq")
+        exact = "" if other else f", {percent(part['curve'][-1][2])} of 1,000 held-out exact"
         out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s{exact}")
         out += [f"  layer {x['layer'] + 1} {x['attention']:<5} head {x['head'] + 1}: "
-                f"{names[x['direction']]}, block {x['block'] + 1}, offset {x['offset']}, "
-                f"bias {x['value']:.2f}, z {x['z']:.1f}" for x in record["lines"] if name == "teacher"]
-    out.append(f"tests     {record['tests']['seconds']:.1f} s on {record['device']}")
-    for title, tests in (("before fine-tuning", record["before"]), ("", record["tests"])):
-        out += ["", title + "\n" * bool(title) + "digits  set       exact     95% interval         n"]
-        for row in tests["rows"] if tests else ():
-            low, high = wilson(row["correct"], row["n"])
-            out.append(f"{row['digits']:>6}  {row['set']:<8} {percent(row['correct'], row['n']):>6}  "
-                       f"{low:7.2%} - {high:7.2%}  {row['n']:8,}")
-            out += [f"        missed {n} of {name}" for name, n in row.get("missed", {}).items()]
-            if record["config"]["model"] != "seq2seq":
-                out.append("        by place " + " ".join(f"{100 * x:g}" for x in row["places"]))
-    return "\n".join(out)
+                f"{names[x['direction']]}, block {x['block'] + 1}, offset {x['offset']}, bias "
+                f"{x['value']:.2f}, z {x['z']:.1f}" for x in record["lines"] if name == "teacher"]
+    if record["before"]:
+        out += ["", "before fine-tuning", *table(record["before"], other)]
+    return "\n".join([*out, f"tests     {record['tests']['seconds']:.1f} s on {record['device']}",
+                      "", *table(record["tests"], other)])
 
 
 def whole_numbers(text):
@@ -1611,7 +1592,7 @@ def whole_numbers(text):
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         """One line instead of the whole usage."""
-        hint = "; write --name=VALUE if it begins with -" * ("expected one" in message)
+        hint = "; write --name=VALUE if it begins with -" * ("expected" in message)
         raise ValueError(message.removeprefix("argument ") + hint)
 
 
@@ -1625,13 +1606,13 @@ def parser():
             how = dict(type=whole_numbers) if field.type is tuple else dict(action="store_true")
         if meta["choices"]:
             how["metavar"] = f"{{{','.join(meta['choices'])}}}"
-        default = meta["every"] or ", ".join(f"{kind} {x}" for kind, x in meta["defaults"].items())
-        p.add_argument(flag(field.name), help=f"{meta['help']} ({default})", **how)
+        usual = [f"{kind} {fast[field.name]}" for kind, fast in FAST.items() if field.name in fast]
+        p.add_argument(flag(field.name), help=f"{meta['help']} ({', '.join(usual)})", **how)
     p.add_argument("--seeds", type=int, help="runs, from --seed on, one after the other")
     p.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
     p.add_argument("--out", help="new folder of the run; by default one under runs/")
-    p.add_argument("--from", metavar="DIR", help="go on with a run: one that was interrupted is "
-                   "finished, a finished one tested at --lengths, or asked")
+    p.add_argument("--from", metavar="DIR", help="finish a run that was interrupted, or test a "
+                   "finished one at --lengths, or --ask it")
     p.add_argument("--ask", nargs="+", metavar="QUESTION", help="such as 123+748; - reads one a "
                    "line from standard input; without --from the newest finished run answers")
     p.add_argument("--json", action="store_true", help="print the record as one line of JSON")
@@ -1652,30 +1633,22 @@ def pick_device(config, name="auto"):
     processes. Raises: ValueError when the device is not there."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(),
              "cpu": True}
-    if name == "auto":
-        name = next(device for device in there if there[device])
+    name = next(device for device in there if there[device]) if name == "auto" else name
     if not there[name]:
         raise ValueError(f"--device: {name} is not there")
     if "WORLD_SIZE" in os.environ and not dist.is_initialized():
         dist.init_process_group("nccl" if name == "cuda" else "gloo")
-    if "LOCAL_RANK" in os.environ and name == "cuda":
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-        torch.cuda.set_device(name)
     if config.batch % processes()[1]:
         raise ValueError(f"--batch: {config.batch} cannot be shared by {processes()[1]} processes")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)            # small matrices gain little from more, and lose much
-    return torch.device(name)               # where another process has a core
+    return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 
 def say(text):
     """To standard error; a run does not end because nobody can read it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(text, file=sys.stderr, flush=True)
-
-
-def silent(stage, **numbers):
-    """A report that goes nowhere."""
 
 
 def progress(stage, step=0, steps=0, loss=0.0, seconds=0.0):
@@ -1688,7 +1661,7 @@ def new_folder(config, options):
     """Made here, so that no two runs share one. Raises: ValueError when it is there already."""
     name = f"{config.task}-{config.model}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", f"runs/{name}"))
-    if "out" in options and options.get("seeds", 1) > 1:
+    if "out" in options and "seeds" in options:
         folder = folder / f"seed{config.seed}"
     with refused(f"--out: {str(folder)!r} cannot be a new folder"):
         folder.mkdir(parents=True)
@@ -1700,33 +1673,33 @@ def execute(config, options, folder=None, parts=None, current=None):
     folder if there is one."""
     device, first = pick_device(config, options.get("device", "auto")), processes()[0] == 0
     report = silent if "quiet" in options or not first else progress
+    report(f"{config.task}, {config.method}, seed {config.seed} on {device}, in {folder}")
     keep = Keep(config, folder if first else None, parts, current)
-    if report is progress:
-        say(f"{config.task}, {config.method}, seed {config.seed} on {device}, in {folder}")
     keep.save()
     run = LEARN[config.model](config, device, keep, report)
-    right = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
-    if right < 0.99:
-        say(f"lengen: the teacher is right on {percent(right, 1)} of held-out questions, 99% are "
+    if not first:
+        return
+    known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
+    if known < 0.99:
+        say(f"lengen: the teacher is right on {percent(known)} of held-out questions, 99% are "
             f"wanted: raise --steps, now {config.steps}")
-    if first:
-        record = make_record(config, device, run, keep.parts)
-        kept = f"\n\nkept in {folder}" if folder else ""
-        print(json.dumps(record) if "json" in options else summary(record) + kept, flush=True)
-        if folder:
-            (folder / "result.json").write_text(json.dumps(record))
+    record = make_record(config, device, run, keep.parts)
+    print(json.dumps(record) if "json" in options else summary(record), flush=True)
+    if folder:
+        (folder / "result.json").write_text(json.dumps(record))
+        report(f"kept in {folder}")
 
 
 def go_on(folder, options):
     """--from DIR: finish a run that was interrupted, or test a finished one again, which changes
     nothing in its folder."""
     config, parts, current = read_checkpoint(folder)
-    refuse(options, PROGRAM - {"seeds", "out"} | {"lengths", "samples"}, "is fixed on --from")
+    refuse(options, ("from", "device", "json", "quiet", "lengths", "samples"), "is fixed on --from")
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
     if "tests" not in parts:
         refuse(changes, (), "the run is not finished; finish it by --from alone")
         return execute(config, options, Path(folder), parts, current)
-    load(folder)                                                     # every part is there, and fits
+    load(folder)                                                     # all is there, and fits
     if changes:
         del parts["tests"]
     execute(dataclasses.replace(config, **changes), options, None, parts)
@@ -1735,15 +1708,16 @@ def go_on(folder, options):
 def answer(options):
     """--ask: a line for each question, ? for one that is refused -> exit code."""
     refuse(options, ("ask", "from"), "has no effect on --ask")
-    finished = sorted(Path("runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime)
-    if "from" not in options:
+    folder, code = options.get("from"), 0
+    if folder is None:
+        finished = sorted(Path("runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime)
         if not finished:
             raise ValueError("--ask: no finished run under runs/; name one by --from DIR")
-        say(f"asking {finished[-1].parent}")
-    model, config, _ = load(options["from"] if "from" in options else finished[-1].parent)
+        folder = finished[-1].parent
+        say(f"asking {folder}")
+    model, config, _ = load(folder)
     if config.kind != "seq2seq":
         raise ValueError(f"--ask: models of kind {config.model} answer no questions")
-    code = 0
     for given in options["ask"]:
         for question in sys.stdin if given == "-" else [given]:
             try:
@@ -1755,29 +1729,20 @@ def answer(options):
     return code
 
 
-def list_all():
-    show = lambda name, about, more: print(f"  {name:<23} {about} ({more})")
-    print("tasks")
-    for name, task in TASKS.items():
-        show(name, task.about, ", ".join(task.models))
-    print("methods")
-    for name, method in METHODS.items():
-        show(name, method.about, method.source)
-    print("models", *(f"  {name:<23} {about}" for name, about in MODELS.items()), sep="\n")
-
-
 def run_command(options):
     """Options as given -> exit code."""
     if "list" in options:
         refuse(options, ("list",), "has no effect on --list")
-        return list_all()
+        for title, entries in (("tasks", TASKS), ("methods", METHODS), ("models", MODELS)):
+            print(title, *(f"  {name:<23} {getattr(entry, 'about', entry)}"
+                           for name, entry in entries.items()), sep="\n")
+        return 0
     if "ask" in options:
         return answer(options)
     if "from" in options:
         return go_on(options["from"], options)
-    config = Config(**{name: value for name, value in options.items() if name not in PROGRAM})
-    if "prime_lengths" in options and not config.prime and not config.finetune:
-        raise ValueError("--prime-lengths: goes with --prime or --finetune")
+    program = {name: options.get(name) for name in ("seeds", "device", "out", "json", "quiet")}
+    config = Config(**{name: x for name, x in options.items() if name not in program})
     if options.get("seeds", 1) < 1:
         raise ValueError(f"--seeds: {options['seeds']} is not positive")
     for seed in range(config.seed, config.seed + options.get("seeds", 1)):
@@ -1795,12 +1760,11 @@ def main(argv=None):
     except KeyboardInterrupt:
         text, code = "interrupted; go on by --from and the run's folder", 130
     except Exception as error:
-        memory = isinstance(error, MemoryError) or "memory" in str(error)
-        text = str(error).partition("\n")[0] or type(error).__name__
-        text = "out of memory; lower --batch, --d-model or --lengths" if memory else text
-        code = 2 if isinstance(error, ValueError) else 1
+        text, code = str(error).partition("\n")[0] or repr(error), 2 * isinstance(error, ValueError)
+        if isinstance(error, MemoryError) or "memory" in text:
+            text = "out of memory; lower --batch, --d-model or --lengths"
     say(f"lengen: {text}")
-    return code
+    return code or 1
 
 
 if __name__ == "__main__":
