@@ -57,18 +57,15 @@ import torch.nn.functional as F
 
 INF = float("inf")
 
-
-# ======================================================================================
+# ----------------------------------------
 # 1. Tasks: digits in, tokens out
-# ======================================================================================
 #
 # A digit's token is its value. Numbers are digit tensors (B, W), least significant digit
 # first, so any length works.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$", "&", "@"
-LIMIT = 2 ** 20             # training numbers are 0 .. LIMIT, mainly of 6 digits (ABC v2, App. B)
-
+LIMIT = 2 ** 20  # training numbers are 0 .. LIMIT, mainly of 6 digits (ABC v2, App. B)
 
 def encode(text):
     """String of VOCAB symbols -> (T,) int64 tokens. Raises: ValueError on any other symbol."""
@@ -76,11 +73,9 @@ def encode(text):
         raise ValueError(f"{text!r} has symbols that are not in the vocabulary {VOCAB}")
     return torch.tensor([VOCAB.index(symbol) for symbol in text], dtype=torch.int64)
 
-
 def decode(tokens):
     """(T,) tokens -> string."""
     return "".join(VOCAB[token] for token in tokens)
-
 
 def carry(columns, base):
     """Column sums (B, W), least significant first -> digits (B, W), carries out (B, W) bool.
@@ -89,18 +84,16 @@ def carry(columns, base):
     for column in columns.unbind(1):
         total = column + rest
         digits.append(total % base)
-        rest = total // base                                         # rounds down: -1 borrows
+        rest = total // base  # rounds down: -1 borrows
         carried.append(rest != 0)
     if rest.any():
         raise ValueError(f"the answer does not fit the width {columns.shape[1]}")
     return torch.stack(digits, 1), torch.stack(carried, 1)
 
-
 def product(a, b):
     """Digits a (B, W), b (B, K) -> column sums (B, W) of a * b, without what lies beyond W."""
     W = a.shape[1]
     return sum(F.pad(a * digit[:, None], (k, 0))[:, :W] for k, digit in enumerate(b.unbind(1)))
-
 
 class Task(NamedTuple):
     """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows."""
@@ -116,7 +109,6 @@ class Task(NamedTuple):
     modular: bool = False           # encoders: the answer is a remainder of --modulus
     full: bool = False              # encoders: the answer has all digits of the longer operand
 
-
 TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0), steps=(350, 350)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
@@ -128,12 +120,10 @@ TASKS = {
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
 
-
 def pad(task, operands, width):
     """Operands with their numbers padded with zeros to `width` digits."""
     return [a if kind == "digit" else F.pad(a, (0, width - a.shape[1]))
             for a, kind in zip(operands, TASKS[task].operands)]
-
 
 def arrange(task, operands, base=10, align=False):
     """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens.
@@ -152,7 +142,6 @@ def arrange(task, operands, base=10, align=False):
         body.insert(1, mark(spec.sign))
     source = torch.cat([mark(START), *body, mark(END)], 1)
     return source, torch.cat([mark(START), answer, mark(END)], 1)
-
 
 def example(task, *operands, width=None, base=10, align=False):
     """One worked example: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
@@ -177,7 +166,6 @@ def example(task, *operands, width=None, base=10, align=False):
     source, target = arrange(task, digits, base, align)
     return decode(source[0]), decode(target[0])
 
-
 def to_digits(numbers, width, base):
     """(B,) integers >= 0 -> (B, width) digits, without what lies beyond the width."""
     digits = []
@@ -186,11 +174,9 @@ def to_digits(numbers, width, base):
         numbers = numbers // base
     return torch.stack(digits, 1)
 
-
 def n_digits(a):
     """Digits (B, W) -> how many each number has without zeros in front, (B,), at least 1."""
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
-
 
 def question_width(task, digits, base=10):
     """Width of numbers of so many digits; digits=0: of the training numbers, which is that of their
@@ -198,13 +184,13 @@ def question_width(task, digits, base=10):
     sums, two) that leaves room for a carry."""
     spec = TASKS[task]
     base = spec.base or base
-    top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)      # far wider than LIMIT is
+    top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)  # far wider than LIMIT is
     largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
     answer, _ = carry(spec.columns(*largest), base)
-    natural = int(torch.maximum(n_digits(top), n_digits(answer)).max())
-    zeros = max(spec.headroom, natural - int(n_digits(top)[1])) if spec.headroom else 0
+    longest = n_digits(torch.cat([top, answer])) if spec.headroom else n_digits(top)
+    natural = int(longest.max())
+    zeros = max(spec.headroom, natural - int(longest[1])) if spec.headroom else 0
     return digits + zeros if digits else natural
-
 
 def split_numbers(seed):
     """-> (training, held-out) integers, [0, 2^20] permuted and cut 7 : 1. Source: v2, App. B."""
@@ -212,12 +198,10 @@ def split_numbers(seed):
     cut = len(order) * 7 // 8
     return order[:cut], order[cut:]
 
-
 def draw(task, B, base, number):
     """Operands for B questions; number() draws digits (B, W), single digits are uniform."""
     return TASKS[task].admit(*[torch.randint(base, (B, 1)) if kind == "digit" else number()
                                for kind in TASKS[task].operands])
-
 
 def draw_test(task, length, samples, base):
     """Operands (B, length) of exactly `length` digits, B = min(b^L - b^(L-1), samples). Source: ABC
@@ -225,7 +209,6 @@ def draw_test(task, length, samples, base):
     B = min((base - 1) * base ** (length - 1), samples)
     return draw(task, B, base, lambda: torch.cat([torch.randint(base, (B, length - 1)),
                                                   torch.randint(1, base, (B, 1))], 1))
-
 
 def draw_hard(task, length, B, base):
     """Questions that random numbers hardly ever contain: every kind of number below in the place of
@@ -247,15 +230,13 @@ def draw_hard(task, length, B, base):
 
     sets = {"": []}
     for kind in TASKS[task].operands:
-        sets = {f"{name} {TASKS[task].sign} {more}".strip(): [*before, x]
+        sets = {f"{name} {TASKS[task].sign} {more}" if name else more: [*before, x]
                 for name, before in sets.items() for more, x in kinds(kind, before).items()}
     operands = [torch.cat(parts) for parts in zip(*sets.values())]
     return TASKS[task].admit(*operands), [name for name in sets for _ in range(B)]
 
-
-# ======================================================================================
+# ----------------------------------------
 # 2. Positions and biases: one pure function each
-# ======================================================================================
 #
 # Every bias is added to the scores: 0 is neutral, -inf closes. Rows are queries i, columns
 # keys j.
@@ -266,10 +247,9 @@ def sinusoidal(positions, d_model):
     Source: Vaswani et al. 2017, Sec. 3.5. Angles are float64, so that long positions keep digits.
     """
     pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / d_model)     # (T, C / 2)
+    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
     waves = torch.stack([angles.sin(), angles.cos()], 2).flatten(1)[:, :d_model]
     return waves.to(positions.device, torch.get_default_dtype())
-
 
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
@@ -280,11 +260,10 @@ def rope(x, positions):
     if D % 2:
         raise ValueError(f"RoPE rotates pairs of channels; the head width {D} is odd")
     pairs = torch.arange(0, D, 2, dtype=torch.float64)
-    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)           # (T, D / 2)
+    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)  # (T, D / 2)
     cos, sin = angles.cos().to(x), angles.sin().to(x)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
-
 
 def relative_scores(q, table, k=None, S=None):
     """q_i . a_ij, and with k also k_j . a_ij, where a_ij = table[clip(j - i, -K, K) + K].
@@ -296,12 +275,11 @@ def relative_scores(q, table, k=None, S=None):
     T, K = q.shape[2], len(table) // 2
     S = k.shape[2] if k is not None else S or T
     i, j = torch.arange(T, device=q.device), torch.arange(S, device=q.device)
-    index = ((j - i[:, None]).clamp(-K, K) + K).expand(*q.shape[:2], -1, -1)       # (B, H, T, S)
+    index = ((j - i[:, None]).clamp(-K, K) + K).expand(*q.shape[:2], -1, -1)  # (B, H, T, S)
     scores = (q @ table.T).gather(3, index)
     if k is not None:
         scores = scores + (k @ table.T).transpose(2, 3).gather(2, index)
     return scores
-
 
 def alibi_slopes(n_head):
     """-> (H,) slopes 2^(-8h/H), h = 1 .. H; if H is no power of two, those of the next lower power
@@ -310,18 +288,15 @@ def alibi_slopes(n_head):
     geometric = lambda n: [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
     return torch.tensor(geometric(power) + geometric(2 * power)[0::2][:n_head - power])
 
-
 def alibi_bias(n_head, T, S):
     """-> (H, T, S): -slope_h * |j - i|. Source: Press et al. 2022, Sec. 3. Differs: symmetric, for
     encoders and cross-attention; the causal mask is separate."""
     distance = (torch.arange(S) - torch.arange(T)[:, None]).abs()
     return -alibi_slopes(n_head)[:, None, None] * distance
 
-
 def causal_bias(T):
     """-> (1, T, T): 0 for j <= i, -inf above the diagonal."""
     return torch.full((T, T), -INF).triu(1)[None]
-
 
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside the window, -inf outside.
@@ -335,30 +310,26 @@ def window_bias(w, T, S, cross=False, step=1):
     """
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        right = (S - 1) - step * i                                   # last column of the band
+        right = (S - 1) - step * i  # last column of the band
         inside = (j >= right - (step - 1) - w) & (j <= right + w)
     else:
         inside = (j <= i) & (j >= i - w)
     return torch.zeros(T, S).masked_fill(~inside, -INF)[None]
 
-
-# ======================================================================================
+# ----------------------------------------
 # 3. Attention
-# ======================================================================================
-
+#
 class OpenKeys(NamedTuple):
     """A bias that is nearly everywhere -inf, without the matrix: query i may see only K keys."""
-    columns: torch.Tensor                                            # (T, K)
-    values: torch.Tensor                                             # (H, T, K), added to scores
-
+    columns: torch.Tensor  # (T, K)
+    values: torch.Tensor  # (H, T, K), added to their scores
 
 class MultiHeadAttention(nn.Module):
     """scores = (q k^T + relative) / sqrt(D) + bias; weights = softmax(scores); output = weights v.
 
-    relative: "" none, "k" Shaw keys, "kq" keys and queries; the table covers offsets -clip .. clip.
-    rotate: function of q or k (B, H, T, D) and positions (T,), such as `rope`. d_head, d_out: head
-    and output width where they are not d_model / n_head and d_model.
-    Source: Vaswani et al. 2017, Sec. 3.2; the place of the bias: ABC v2, Eq. 2.
+    relative: "" none, "k" Shaw keys, "kq" keys and queries, at offsets -clip .. clip. rotate:
+    function of q or k (B, H, T, D) and positions (T,), such as `rope`. d_head, d_out: widths other
+    than d_model / n_head and d_model. Source: Vaswani et al. 2017, Sec. 3.2; bias: ABC v2, Eq. 2.
     """
 
     def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
@@ -380,16 +351,16 @@ class MultiHeadAttention(nn.Module):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or OpenKeys
         -> output (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K). A row whose keys
         are all closed attends to nothing: weights and output are 0 there, not nan."""
-        if isinstance(bias, OpenKeys):      # each query becomes a question of its own with K keys
-            near = memory[:, bias.columns.to(x.device)].flatten(0, 1)              # (B T, K, C)
+        if isinstance(bias, OpenKeys):  # each query becomes a question of its own with K keys
+            near = memory[:, bias.columns.to(x.device)].flatten(0, 1)  # (B T, K, C)
             values = bias.values.to(x).transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)
             y, weights = self(x.flatten(0, 1)[:, None], near, values)
             return y.view(*x.shape[:2], -1), weights
         heads = lambda y: y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
-        q, k, v = heads(self.q(x)), heads(self.k(memory)), heads(self.v(memory))   # (B, H, ., D)
+        q, k, v = heads(self.q(x)), heads(self.k(memory)), heads(self.v(memory))  # (B, H, ., D)
         if self.rotate:
             q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
-        scores = q @ k.transpose(2, 3)                                             # (B, H, T, S)
+        scores = q @ k.transpose(2, 3)  # (B, H, T, S)
         if self.relative:
             both = k if self.relative == "kq" else None
             scores = scores + relative_scores(q, self.table, both, k.shape[2])
@@ -400,21 +371,18 @@ class MultiHeadAttention(nn.Module):
             bias = bias.to(scores)
             closed = bias.isneginf().all(-1, keepdim=True)
             weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
-        y = self.dropout(weights) @ v                                              # (B, H, T, D)
+        y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
-
-# ======================================================================================
+# ----------------------------------------
 # 4. Transformer
-# ======================================================================================
-
+#
 class Method(NamedTuple):
-    """Where a method enters the model: an entry of METHODS names the function or module.
+    """An entry of METHODS names the functions, or the modules if they are learned, of a method.
 
-    position: config -> function (side, T) -> (T, C), added to the embeddings; side is "source" or
+    position: config -> function (side, T) -> (T, C), added to the embeddings of the "source" or
     "target". rotate: see MultiHeadAttention. bias: config -> function (layer, kind, T, S) ->
-    (1 or H, T, S), OpenKeys or None, added to the scores; kind is "self" or "cross" in the decoder
-    and "encoder" in the encoder; the causal mask comes on top. An nn.Module is learned.
+    (1 or H, T, S), OpenKeys or None, added to the scores; kind is "encoder", "self" or "cross".
     """
     about: str
     source: str
@@ -426,10 +394,9 @@ class Method(NamedTuple):
     align: bool = False             # the source interleaves its two operands
     calibrated: bool = False        # the bias comes from a model trained before
 
-
 def sinusoids(config, period=None):
-    """Sinusoids; with a period the position index is taken modulo it (ABC v2, "Cyclic Position
-    Indexing" in App. C.4). Differs: a cyclic source counts from its end, where windows start."""
+    """Sinusoids of the position index, with a period modulo it (ABC v2, App. C.4). Differs: a
+    cyclic source counts from its end, where windows start."""
     @functools.lru_cache(maxsize=64)
     def at(side, T):
         index = torch.arange(T)
@@ -438,29 +405,25 @@ def sinusoids(config, period=None):
         return sinusoidal(index, config.d_model)
     return at
 
-
-class LearnedPositions(nn.Module):
+class LearnedPositions(nn.Embedding):
     """A learned vector for each of 4,096 positions."""
 
     def __init__(self, config):
-        super().__init__()
-        self.table = nn.Parameter(config.embedding_std * torch.randn(4096, config.d_model))
+        super().__init__(4096, config.d_model)
+        nn.init.normal_(self.weight, std=config.embedding_std)
 
     def forward(self, side, T):
-        if T > len(self.table):
-            raise ValueError(f"{T} tokens do not fit the table of {len(self.table)} positions")
-        return self.table[:T]
-
+        if T > len(self.weight):
+            raise ValueError(f"{T} tokens do not fit {len(self.weight)} learned positions")
+        return self.weight[:T]
 
 def window(config, w=1):
     step = 2 if config.align else 1
     return lambda layer, kind, T, S: (
         None if kind == "encoder" else window_bias(w, T, S, kind == "cross", step))
 
-
 def alibi(config, kinds=("encoder", "self", "cross")):
     return lambda layer, kind, T, S: alibi_bias(config.n_head, T, S) if kind in kinds else None
-
 
 WINDOW = dict(bias=window, lines=True, align=True)
 METHODS = {
@@ -481,9 +444,9 @@ METHODS = {
                   calibrated=True),
 }
 
-# Defaults by kind of model; an option that stands in none of a kind's tables has no effect on it.
-# None: another option decides. "paper", ABC: v2, App. B and D, batch and steps of the authors'
-# code; encoders: Jelassi, Sec. 2.2, 15,000 epochs of 5,000 examples.
+# Defaults by kind of model; an option that is not in a kind's table has no effect on it. None:
+# another option decides. "paper": ABC v2, App. B and D, batch and steps of the authors' code;
+# Jelassi, Sec. 2.2, 15,000 epochs of 5,000 examples.
 COMMON = dict(task="successor", model=None, preset="fast", seed=0, precision="float32")
 FAST = {
     "seq2seq": dict(
@@ -512,17 +475,14 @@ MODELS = {"seq2seq": "encoder-decoder that answers digit by digit (ABC)",
           "encoder": "encoder with layers of their own (Jelassi)",
           "head": "one attention head (Pairs)"}
 
-
-def option(help, low=None, high=None, choices=None, needs=None):
+def option(help, low=1, high=10 ** 9, choices=None, needs=None):
     """A field of Config; its checks, its place on the command line and its help are made from it.
     needs: field of Method without which a method does not have the option."""
     meta = dict(help=help, low=low, high=high, choices=choices, needs=needs)
     return dataclasses.field(default=None, metadata=meta)
 
-
 def flag(name):
     return "--" + name.replace("_", "-")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -536,45 +496,45 @@ class Config:
     precision: str = option("of products in training", choices=("float32", "bf16"))
     base: int = option("of the numbers; parity always has 2", 2, 10)
     size: str = option("of encoders", choices=SIZES)
-    n_encoder: int = option("encoder layers or rounds", 0, 100)
-    n_layer: int = option("decoder layers", 1, 100)
-    n_head: int = option("attention heads", 1, 1024)
-    d_model: int = option("width", 1, 65536)
+    n_encoder: int = option("encoder layers or rounds", 0)
+    n_layer: int = option("decoder layers")
+    n_head: int = option("attention heads")
+    d_model: int = option("width")
     dropout: float = option("probability", 0, 0.99)
-    clip: int = option("relative tables cover offsets -clip to clip", 1, 10 ** 6, needs="relative")
+    clip: int = option("relative tables cover offsets -clip to clip", needs="relative")
     optimizer: str = option("muon for matrices of layers, or adam", choices=("muon", "adam"))
     lr: float = option("peak learning rate", 1e-12, 10)
-    batch: int = option("examples a step", 1, 10 ** 6)
-    steps: int = option("of the first training, by default of the task", 1, 10 ** 9)
-    retrain_steps: int = option("of retraining or fine-tuning", 1, 10 ** 9)
+    batch: int = option("examples a step")
+    steps: int = option("of the first training, by default of the task")
+    retrain_steps: int = option("of retraining or fine-tuning")
     rules: str = option("of calibration", choices=("robust", "paper"), needs="calibrated")
     kappa_cross: float = option("drop-off of cross-attention lines (robust 0.3, paper 4.5)", -1e6,
                                 1e6, needs="calibrated")
     kappa_self: float = option("drop-off of self-attention lines (robust 0.5, paper 0.87)", -1e6,
                                1e6, needs="calibrated")
     width: int = option("digits of every number, by default what the longest needs, and up to 8 "
-                        "more to train methods with lines", 1, 10 ** 6)
-    lengths: tuple = option("digits tested; hard questions at the longest up to 60", 1, 10 ** 6)
-    samples: int = option("questions a length, a fifth above 100 digits", 1, 10 ** 7)
+                        "more to train methods with lines")
+    lengths: tuple = option("digits tested; hard questions at the longest up to 60")
+    samples: int = option("questions a length, a fifth above 100 digits")
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", 1, 18)
     second_digits: int = option("products: digits of the second operand", 1, 18)
-    modulus: int = option("of modular tasks", 2, 10 ** 9)
+    modulus: int = option("of modular tasks", 2)
     even: bool = option("train on numbers of each length equally often")
-    n_train: int = option("first operands in the training set", 1, 10 ** 8)
-    prime: int = option("how many of them are long, priming examples", 0, 10 ** 8)
-    prime_lengths: tuple = option("digits of these, by default the longest tested", 1, 10 ** 4)
-    finetune: int = option("afterwards train on this many long examples", 0, 10 ** 8)
+    n_train: int = option("first operands in the training set")
+    prime: int = option("how many of them are long, priming examples", 0)
+    prime_lengths: tuple = option("digits of these, by default the longest tested")
+    finetune: int = option("afterwards train on this many long examples", 0)
     # consecutive pairs, section 7
-    d_vocab: int = option("integers", 4, 2 ** 16)
-    d_head: int = option("width of queries and keys", 1, 65536)
+    d_vocab: int = option("integers", 4)
+    d_head: int = option("width of queries and keys")
     dummy: bool = option("a dummy token before each sequence")
     plant: float = option("probability that two places are made a pair", 0, 1)
 
     def __post_init__(self):
         fill = functools.partial(object.__setattr__, self)
         fill("task", "successor" if self.task is None else self.task)
-        spec = TASKS.get(self.task, TASKS["successor"])              # an unknown one is told below
+        spec = TASKS.get(self.task, TASKS["successor"])  # an unknown one is told below
         fill("model", spec.models[0] if self.model is None else self.model)
         if self.model not in spec.models:
             raise ValueError(f"--model: {self.model!r} does not learn {self.task}; choose from "
@@ -598,11 +558,13 @@ class Config:
 
     def derive(self, fill, spec):
         """Values that follow from others, and checks of options against each other."""
-        needed, heads = 0, self.n_head or 1
+        needed, heads, method = 0, self.n_head or 1, METHODS[self.method]
+        if self.kind == "encoder" and method.lines or self.kind == "head" and self.method != "nope":
+            raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
         if self.kind == "seq2seq":
             fill("base", spec.base or self.base)
             needed = question_width(self.task, 0, self.base)
-            if self.preset == "paper":                               # the authors' fixed width
+            if self.preset == "paper":  # the authors' fixed width
                 fill("width", self.width or max(max(self.lengths) + 1, needed))
         if self.kind == "encoder":
             if self.prime or self.finetune:
@@ -618,7 +580,7 @@ class Config:
             fill("clip", self.clip or 2 * self.width)
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
-        if self.d_model % heads or METHODS[self.method].rotate and self.d_model // heads % 2:
+        if self.d_model % heads or method.rotate and self.d_model // heads % 2:
             raise ValueError(f"--n-head: {heads} heads do not divide --d-model {self.d_model}, or "
                              "not into the even widths that RoPE needs")
 
@@ -639,10 +601,9 @@ class Config:
 
     @property
     def embedding_std(self):
-        """1.33 are the embeddings of ABC's authors. Differs in the preset "fast": from smaller ones
-        positions stand out; from 1 on addition takes about twice as many steps."""
+        """1.33 are the embeddings of ABC's authors. Differs in the preset "fast": beside smaller
+        ones positions stand out; from 1 on addition takes about twice as many steps."""
         return 1.33 if self.preset == "paper" and self.kind == "seq2seq" else 0.3
-
 
 def check_option(field, value):
     """Raises: ValueError when a value is of the wrong type or out of the field's limits."""
@@ -652,10 +613,9 @@ def check_option(field, value):
         raise ValueError(f"{name}: {value!r} is not of type {kind.__name__}")
     if choices and value not in choices:
         raise ValueError(f"{name}: {value!r} is unknown; choose from {', '.join(choices)}")
-    for number in [] if low is None else (value or [None]) if kind is tuple else [value]:
-        if kind is tuple and type(number) is not int or not low <= number <= high:   # nan, too
-            raise ValueError(f"{name}: {number} is not between {low} and {high}")
-
+    numbers = value or (0,) if kind is tuple else () if kind in (str, bool) else (value,)
+    if not all(type(n) in (int, kind) and low <= n <= high for n in numbers):  # nan fails, too
+        raise ValueError(f"{name}: {value} is not between {low} and {high}")
 
 class Layer(nn.Module):
     """Self-attention, cross-attention if there is a memory, feed-forward; a norm before each, in
@@ -687,13 +647,9 @@ class Layer(nn.Module):
             x = self.residual(1, x, lambda y: self.cross_attention(y, memory, cross_bias)[0])
         return self.residual(-1, x, self.feed_forward)
 
-
 class Transformer(nn.Module):
-    """Encoder-decoder; the method in the config decides positions, relative terms and bias.
-
-    bias: function as in `Method`, in place of the method's; a calibrated one has none of its own.
-    Source: Vaswani et al. 2017; size: ABC v2, App. B. Differs: pre-norm, but for "paper".
-    """
+    """Encoder-decoder; bias: function as in `Method`, in place of the method's. Source: Vaswani et
+    al. 2017; size: ABC v2, App. B. Differs: pre-norm, but in the preset "paper"."""
 
     def __init__(self, config, bias=None):
         super().__init__()
@@ -751,7 +707,6 @@ class Transformer(nn.Module):
             x = layer(x, pair[0], memory, pair[1])
         return self.head(self.norm(x))
 
-
 @torch.no_grad()
 def generate(model, source, limit, bias=None):
     """Greedy decoding: source (B, S) -> target (B, limit + 1) tokens, START first; what comes
@@ -769,10 +724,8 @@ def generate(model, source, limit, bias=None):
         target[:, 1:] = tokens
     return target
 
-
-# ======================================================================================
+# ----------------------------------------
 # 5. Attention Bias Calibration
-# ======================================================================================
 #
 # A line is a set of matrix elements along (1, 1), (1, 0) or (1, -1), and has one value, the
 # mean attention along it. Lines that stand out are kept; to extend a matrix is to continue
@@ -792,10 +745,8 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
-
 RULES = {"robust": dict(directions=(1, 0, -1), kappa=0.3, reach=True, support=0.5, empty="first"),
          "paper": dict(directions=(1, 0, -1), kappa=4.5, reach=False, support=0.0, empty="all")}
-
 
 def lines_along(attention, direction):
     """Attention (H, m, n) -> [(offset, elements (H, length))] of every line in a direction."""
@@ -805,7 +756,6 @@ def lines_along(attention, direction):
     if direction == -1:
         attention = attention.flip(2)
     return [(offset, attention.diagonal(offset, 1, 2)) for offset in range(1 - m, n)]
-
 
 def find_lines(attention, directions, kappa, reach, support, blocks=None, markers=None, empty=None):
     """The lines of attention (H, m, n) that stand out -> list of Line. Source: ABC v2, Eq. 1:
@@ -829,9 +779,9 @@ def find_lines(attention, directions, kappa, reach, support, blocks=None, marker
                  for offset, x in lines_along(part, direction) if x.shape[1] > support * m]
         if not lines:
             continue
-        d = torch.stack([mean for _, _, mean in lines], 1)                         # (H, L)
+        d = torch.stack([mean for _, _, mean in lines], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        flat = sigma <= 1e-5 * mu.abs()                              # rounding is no pattern
+        flat = sigma <= 1e-5 * mu.abs()  # rounding is no pattern
         z = ((d - mu) / sigma.masked_fill(flat, 1)).masked_fill(flat, -INF)
         value = d - d.amax(1, keepdim=True)
         threshold = kappa * math.sqrt(len(lines) - 1) if reach else kappa
@@ -840,7 +790,6 @@ def find_lines(attention, directions, kappa, reach, support, blocks=None, marker
             if direction or markers.split(blocks)[b][offset]:
                 found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
     return found
-
 
 def open_keys(lines, H, M, blocks):
     """Lines continued to M rows and blocks of these widths -> OpenKeys; its first key is column 0,
@@ -862,17 +811,15 @@ def open_keys(lines, H, M, blocks):
             value[line.head] = line.value
         columns.append((starts[b] + column) * inside)
         values.append(value.expand(H, M).masked_fill(~inside, -INF))
-    columns, values = torch.stack(columns, 1), torch.stack(values, 2)              # (M, K)
-    same = columns[:, :, None] == columns[:, None, :]                # lines that cross in a key:
-    values = values[:, :, None].masked_fill(~same, -INF).amax(3)     # the greatest value, once
+    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K)
+    same = columns[:, :, None] == columns[:, None, :]  # lines that cross in a key:
+    values = values[:, :, None].masked_fill(~same, -INF).amax(3)  # the greatest value, once
     return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
-
 
 def lay_out(keys, N):
     """OpenKeys -> the same as a dense bias (H, M, N)."""
     bias = torch.full((*keys.values.shape[:2], N), -INF)
     return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
-
 
 def fill_empty(bias, empty, mask=0.0):
     """Bias (H, M, N) + mask, with a 0 in rows where nothing is open: at every key ("all": the
@@ -881,7 +828,6 @@ def fill_empty(bias, empty, mask=0.0):
     if empty == "first":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
     return bias.masked_fill(nothing, 0) + mask
-
 
 def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.0, **changes):
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
@@ -907,7 +853,6 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
     bias = lay_out(open_keys(lines, len(attention), M, then), N)
     return fill_empty(bias, rule["empty"], mask).to(attention)
 
-
 @torch.no_grad()
 def collect_attention(model, source, target, batch=250):
     """Attention weights averaged over the examples that the model answers correctly.
@@ -918,14 +863,14 @@ def collect_attention(model, source, target, batch=250):
     Raises: ValueError when no example is correct.
     """
     seen, totals, correct = [], [], 0
-    watch = lambda module, inputs, outputs: seen.append(outputs[1])                # (B, H, T, S)
+    watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
     hooks = [attention.register_forward_hook(watch) for layer in model.decoder
              for attention in (layer.self_attention, layer.cross_attention)]
     model.eval()
     for s, t in zip(source.split(batch), target.split(batch)):
         seen.clear()
         right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
-        totals.append([weights[right].sum(0) for weights in seen])   # self, cross, self, ...
+        totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
         correct += int(right.sum())
     for hook in hooks:
         hook.remove()
@@ -934,16 +879,14 @@ def collect_attention(model, source, target, batch=250):
     means = [sum(parts) / correct for parts in zip(*totals)]
     return torch.stack(means[0::2]), torch.stack(means[1::2]), correct
 
-
 def column_blocks(task, S):
     """Source columns as blocks -> (columns of each block, markers (S,) bool: columns that hold no
     digit of a number). In `$0123|+0748|&` each number takes the marker on its left along."""
     kinds = TASKS[task].operands
-    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")            # `&` or `*7&`
+    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")  # `&` or `*7&`
     each = (S - rest) // numbers
     markers = ([True] + [False] * (each - 1)) * numbers + [True] * rest
     return [each] * numbers + [rest], torch.tensor(markers)
-
 
 def calibrate(config, self_attention, cross_attention):
     """Averaged attention (n_layer, H, T, T), (n_layer, H, T, S) -> list of Line.
@@ -968,7 +911,6 @@ def calibrate(config, self_attention, cross_attention):
             lines += [line._replace(layer=layer) for line in find_lines(b[:, :rows], **cross)]
     return lines
 
-
 def calibrated_bias(config, lines):
     """Lines -> the bias function of `Method`, dense up to 100 rows and OpenKeys beyond ("paper":
     always dense). Source: ABC v2, Eq. 2."""
@@ -982,29 +924,25 @@ def calibrated_bias(config, lines):
         blocks = column_blocks(config.task, S)[0] if kind == "cross" and robust else [S]
         keys = open_keys(chosen, config.n_head, T, blocks)
         if robust and T > 100:
-            later = (keys.columns > torch.arange(T)[:, None]) & (kind == "self")   # (T, K)
+            later = (keys.columns > torch.arange(T)[:, None]) & (kind == "self")  # (T, K)
             mask = torch.zeros(later.shape).masked_fill(later, -INF)
             return OpenKeys(keys.columns, fill_empty(keys.values, "first", mask))
         mask = causal_bias(T) if kind == "self" else 0.0
         return fill_empty(lay_out(keys, S), RULES[config.rules]["empty"], mask)
     return bias
 
-
-# ======================================================================================
+# ----------------------------------------
 # 6. Training and evaluation
-# ======================================================================================
 #
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # it is done. To resume a run is to run it again; to load one, to run it with every part there.
 
-SAVE_SECONDS = 5                            # of training that a kill can cost, about
-
+SAVE_SECONDS = 5  # of training that a kill can cost, about
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
     that was drawn before, and a checkpoint holds no random state."""
     torch.manual_seed(random.Random(repr(names)).getrandbits(63))
-
 
 @contextlib.contextmanager
 def refused(text):
@@ -1014,7 +952,6 @@ def refused(text):
     except Exception as error:
         why = str(error) if isinstance(error, ValueError) else repr(error)
         raise ValueError(f"{text}: {(getattr(error, 'strerror', None) or why)[:300]}") from None
-
 
 class Keep:
     """Parts of a run by name, and the training under way, in DIR/checkpoint.pt; without a folder in
@@ -1050,7 +987,6 @@ class Keep:
                 beside.unlink(missing_ok=True)
             raise OSError(f"{str(self.path)!r} cannot be written: {error}") from None
 
-
 def read_checkpoint(folder):
     """-> config, parts, training under way. Raises: ValueError, in one line, for anything that
     `Keep.save` has not written; no code in the file is run."""
@@ -1062,7 +998,6 @@ def read_checkpoint(folder):
         state = torch.load(path, map_location="cpu", weights_only=True)
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
-
 def load_weights(model, weights):
     """Raises: ValueError when they do not fit in name, shape or type, or are not finite."""
     with refused("the weights do not fit the options"):
@@ -1070,7 +1005,6 @@ def load_weights(model, weights):
             if weights[name].dtype != own.dtype or not weights[name].isfinite().all():
                 raise ValueError(f"{name} is {weights[name].dtype}, or not finite")
         model.load_state_dict(weights)
-
 
 def make_optimizers(model, config):
     """Muon for the matrices of layers at config.lr and Adam for all else at a quarter of it, or
@@ -1086,16 +1020,13 @@ def make_optimizers(model, config):
     return [adam] if not muon else [adam, torch.optim.Muon(
         [named[name] for name in muon], config.lr, 0.0, adjust_lr_fn="match_rms_adamw")]
 
-
 def falling(share):
-    """Rate that warms up for 30 steps and falls linearly to zero over the last share of them all."""
+    """Rate that warms up for 30 steps and falls linearly to zero over the last share of all."""
     return lambda step, steps: min(1.0, step / 30, (steps - step + 1) / (share * steps))
-
 
 def processes():
     """-> number of this process, number of processes that share each batch (under torchrun)."""
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
 
 def take_step(model, optimizers, source, target, share=1.0, precision="float32"):
     """One step at a share of the peak rate -> the loss, the cross-entropy of each token of target
@@ -1111,7 +1042,6 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
         optimizer.step()
         optimizer.zero_grad()
     return loss.detach()
-
 
 def train(model, batch, steps, rate, name, keep, report, check=lambda model: []):
     """Train for a fixed number of steps; a part of the run, {"weights", "steps", "tokens",
@@ -1140,7 +1070,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
         if step % 100 == 0 or step == steps:
             now["curve"].append([step, loss.item(), *check(model)])
         clock = time.perf_counter()
-        if clock - told > 1 or step == steps:                        # else a GPU is not waited for
+        if clock - told > 1 or step == steps:  # else a GPU is not waited for
             told, now["step"], now["seconds"] = clock, step, round(clock - start, 2)
             if not loss.isfinite():
                 raise FloatingPointError(f"the loss is {loss.item()} at step {step} of {name}")
@@ -1153,7 +1083,6 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     weights = {key: x.detach().clone() for key, x in model.state_dict().items()}
     keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
 
-
 def resume(model, optimizers, saved, steps):
     """Put a training back as it was saved -> its counters. Raises: ValueError."""
     with refused("the training under way does not fit the options"):
@@ -1164,7 +1093,6 @@ def resume(model, optimizers, saved, steps):
             raise ValueError(f"its step is {saved['step']} of {steps}")
         return {key: saved[key] for key in ("step", "tokens", "seconds", "curve")}
 
-
 @torch.no_grad()
 def right_tokens(model, source, target):
     """source (B, S), target (B, T + 1) -> (B, T) bool on the CPU: is each token of the target the
@@ -1172,15 +1100,13 @@ def right_tokens(model, source, target):
     since up to the first mistake both see the same tokens."""
     model.eval()
     device = next(model.parameters()).device
-    chunk = max(1, 2 ** 20 // (target.shape[1] * min(source.shape[1], 100)))       # bounds memory
+    chunk = max(1, 2 ** 20 // (target.shape[1] * min(source.shape[1], 100)))  # bounds memory
     return torch.cat([model(s.to(device), t[:, :-1].to(device)).argmax(-1).cpu() == t[:, 1:]
                       for s, t in zip(source.split(chunk), target.split(chunk))])
-
 
 def present(config, operands, width):
     """Operands (B, W) -> source, target, their numbers padded to `width` digits."""
     return arrange(config.task, pad(config.task, operands, width), config.base, config.align)
-
 
 def questions(config, length):
     """Test questions -> {"random": (source, target, names)}, and at the longest length up to 60
@@ -1194,7 +1120,6 @@ def questions(config, length):
     return {name: (*present(config, operands, width), names)
             for name, (operands, names) in sets.items()}
 
-
 def evaluate(model, config, questions=questions, report=lambda *_, **more: None):
     """Test at config.lengths -> {"rows", "seconds"}; a row has "digits", "set", "correct", "n" and
     "places", the share right of each digit of random answers, or "missed", {name: how many} of hard
@@ -1205,13 +1130,12 @@ def evaluate(model, config, questions=questions, report=lambda *_, **more: None)
         seed_by_name(config.seed, "test", length)
         for name, (source, target, names) in questions(config, length).items():
             right = right_tokens(model, source, target)
-            exact, digits = right.all(1), (target[:, 1:] < 10).any(0)    # not END, not padding
+            exact, digits = right.all(1), (target[:, 1:] < 10).any(0)  # not END, not padding
             places = right[:, digits].float().mean(0).tolist()
             rows.append(dict(digits=length, set=name, correct=int(exact.sum()), n=len(exact)))
             rows[-1] |= dict(missed=dict(Counter(names[i] for i in (~exact).nonzero()))) if (
                 names) else dict(places=[round(x, 4) for x in places])
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
-
 
 def ask(model, config, question):
     """One question, such as "123+748", put to an encoder-decoder -> its answer, "871", without
@@ -1229,13 +1153,11 @@ def ask(model, config, question):
         return f"no number; the model wrote {text!r}"
     return digits[-1] if spec.headroom == 0 else digits[::-1].lstrip("0") or "0"
 
-
 def training_batch(config, numbers, widths, B):
     """B questions on numbers drawn from these, at a width drawn from these -> source, target."""
     width = widths[int(torch.randint(len(widths), (1,)))]
     number = lambda: to_digits(numbers[torch.randint(len(numbers), (B,))], width, config.base)
     return present(config, draw(config.task, B, config.base, number), width)
-
 
 class Run(NamedTuple):
     model: nn.Module
@@ -1243,7 +1165,6 @@ class Run(NamedTuple):
     teacher: Optional[nn.Module] = None     # calibrated methods: the vanilla model looked at,
     attention: tuple = ()                   # its averaged self- and cross-attention,
     lines: tuple = ()                       # and what was calibrated from it
-
 
 def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
@@ -1285,10 +1206,8 @@ def learn(config, device, keep, report):
     model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
-
-# ======================================================================================
+# ----------------------------------------
 # 7. Consecutive pairs: one attention head, read completely
-# ======================================================================================
 #
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
 # holds its value - 1 or + 1. One layer, one head, no feed-forward; no positions and no residual
@@ -1296,7 +1215,6 @@ def learn(config, device, keep, report):
 
 TASKS["consecutive"] = Task("does the sequence hold a neighbour of this integer?", None,
                             models=("head",))
-
 
 def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     """-> source (B, length), with `dummy` a token V before it, target (B, 1 + length): the labels,
@@ -1311,10 +1229,9 @@ def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     side = 1 - 2 * torch.randint(2, (B, n))
     side = torch.where((first + side < 0) | (first + side >= d_vocab), -side, side)
     tokens[:, 1::2] = torch.where(torch.rand(B, n) < plant, first + side, tokens[:, 1::2])
-    near = (tokens[:, :, None] - tokens[:, None]).abs() == 1                       # (B, T, T)
+    near = (tokens[:, :, None] - tokens[:, None]).abs() == 1  # (B, T, T)
     source = F.pad(tokens, (1, 0), value=d_vocab) if dummy else tokens
     return source, F.pad(near.any(2).long(), (1, 0))
-
 
 class PairsHead(nn.Module):
     """Source (B, T), target -> logits (B, T, 2) of the labels, 0 and z: embedding and one attention
@@ -1337,7 +1254,6 @@ class PairsHead(nn.Module):
         z = self.attention(x, x)[0][:, -target.shape[1]:]
         return torch.cat([torch.zeros_like(z), z], 2)
 
-
 def learn_pairs(config, device, keep, report):
     """Train and test one head -> Run; the source takes the best of several seeds. Tests are drawn
     as in training ("random") and without planted pairs ("uniform").
@@ -1354,10 +1270,8 @@ def learn_pairs(config, device, keep, report):
     train(model, batch, config.steps, None, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
-
-# ======================================================================================
+# ----------------------------------------
 # 8. Encoders: one pass, relative positions, priming
-# ======================================================================================
 #
 # Source: Jelassi. One pass over the question, no decoder: answer digit t is read off at token
 # t. Numbers start with their most significant digit and are padded on the right, so digits of
@@ -1375,20 +1289,17 @@ TASKS |= {
                                  full=True, **ENCODER),
 }
 
-
 def modulo(digits, modulus):
     """Digits (B, W) of a number -> those of its remainder, as many as modulus - 1 has."""
     rest = torch.zeros_like(digits[:, 0])
-    for digit in digits.flip(1).unbind(1):                           # Horner: no integer grows
+    for digit in digits.flip(1).unbind(1):  # Horner: no integer grows
         rest = (10 * rest + digit) % modulus
     return to_digits(rest, len(str(modulus - 1)), 10)
-
 
 def write_padded(a, length):
     """Digits (B, W) -> tokens (B, W): the lowest `length` (B,), highest first, then PAD."""
     place = length[:, None] - 1 - torch.arange(a.shape[1])
     return a.gather(1, place.clamp(min=0)).masked_fill(place < 0, VOCAB.index(PAD))
-
 
 def arrange_encoder(task, a, b, modulus=100):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n): START, which is not read,
@@ -1409,31 +1320,27 @@ def arrange_encoder(task, a, b, modulus=100):
     question = [write_padded(a, n_digits(a)), mark(spec.sign), write_padded(b, n_digits(b))]
     return torch.cat(question, 1), torch.cat([mark(START), write_padded(answer, length)], 1)
 
-
 def numbers_below(length, B, width, even=False):
     """-> (B, width) digits of numbers from 1 to 10^length - 1: uniform, so nine in ten have all the
     digits, or, if even, of 1 to `length` digits equally often."""
     digits, place = torch.randint(10, (B, length)), torch.arange(length)
     if even:
-        top = torch.randint(length, (B, 1))                          # place of the first digit
+        top = torch.randint(length, (B, 1))  # place of the first digit
         first = torch.randint(1, 10, (B, 1)) * (place == top)
         digits = digits * (place < top) + first
     digits[:, 0] += digits.sum(1) == 0
     return F.pad(digits, (0, width - length))
-
 
 def second_operands(config, length, B, even=False):
     """B second operands for first ones of this length."""
     short = "short" in TASKS[config.task].operands
     return numbers_below(config.second_digits if short else length, B, config.width, even)
 
-
 def encoder_questions(config, length, samples=None):
     """Test questions on numbers below 10^length, as in the paper, for `evaluate`."""
     B = samples or config.samples
     a, b = numbers_below(length, B, config.width), second_operands(config, length, B)
     return {"random": (*arrange_encoder(config.task, a, b, config.modulus), None)}
-
 
 def training_set(config, n, prime):
     """-> first operands (n, W), second ones (n, W) of the `prime` long examples, which come first
@@ -1446,7 +1353,6 @@ def training_set(config, n, prime):
         a[places] = numbers_below(length, len(places), config.width)
         b[places] = second_operands(config, length, len(places))
     return a, b
-
 
 class Encoder(Transformer):
     """Source (B, S), target (B, T), read for its length alone -> logits (B, T, V) of the answer.
@@ -1473,11 +1379,9 @@ class Encoder(Transformer):
     def forward(self, source, target):
         return self.head(self.norm(self.read(source)[:, :target.shape[1]]))
 
-
 def cosine(step, steps):
     """Share of the peak rate: a cosine to zero, warmed up over 100 steps (Jelassi, Sec. 2.2)."""
     return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
-
 
 def learn_encoder(config, device, keep, report):
     """Train on short numbers, with --prime on a few long ones among them, test, and with --finetune
@@ -1511,15 +1415,12 @@ def learn_encoder(config, device, keep, report):
         stage("finetune", config.finetune, config.finetune, config.retrain_steps)
     return Run(model, keep.part("tests", tests))
 
-
-# ======================================================================================
+# ----------------------------------------
 # 9. Command line
-# ======================================================================================
-
+#
 LEARN = {"seq2seq": learn, "universal": learn_encoder, "encoder": learn_encoder,
          "head": learn_pairs}
-silent = lambda stage, **numbers: None      # a report that goes nowhere
-
+silent = lambda stage, **numbers: None  # a report that goes nowhere
 
 def load(folder):
     """A finished run's folder -> model, config, Run. Raises: ValueError when it holds none."""
@@ -1529,7 +1430,6 @@ def load(folder):
         run = LEARN[config.model](config, torch.device("cpu"), keep, silent)
     return run.model, config, run
 
-
 def wilson(correct, n, z=1.959964):
     """Wilson 95% interval of a share -> (low, high). Source: Wilson 1927."""
     share, denominator = correct / n, 1 + z * z / n
@@ -1537,11 +1437,9 @@ def wilson(correct, n, z=1.959964):
     half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
     return max(0.0, centre - half), min(1.0, centre + half)
 
-
 def percent(share):
     """A share in percent with one decimal, rounded down: 100 is said of nothing less."""
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
-
 
 def make_record(config, device, run, parts):
     """What a run came to, as plain values: one line of JSON."""
@@ -1556,7 +1454,6 @@ def make_record(config, device, run, parts):
                for name, part in parts.items() if "weights" in part},
         lines=[line._asdict() for line in run.lines], before=parts.get("before"), tests=run.tests)
 
-
 def table(tests, places):
     """Tests as lines of text."""
     yield "digits  set       exact     95% interval         n"
@@ -1567,7 +1464,6 @@ def table(tests, places):
         yield from (f"        missed {n} of {name}" for name, n in row.get("missed", {}).items())
         if places:
             yield "        right by place " + " ".join(f"{100 * x:g}" for x in row["places"])
-
 
 def summary(record):
     """The record as the text that a run prints."""
@@ -1584,17 +1480,14 @@ def summary(record):
     return "\n".join([*out, f"tests     {record['tests']['seconds']:.1f} s on {record['device']}",
                       "", *table(record["tests"], other)])
 
-
 def whole_numbers(text):
     return tuple(int(part) for part in text.split(","))
-
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         """One line instead of the whole usage."""
         hint = "; write --name=VALUE if it begins with -" * ("expected" in message)
         raise ValueError(message.removeprefix("argument ") + hint)
-
 
 def parser():
     """Every field of Config is an option; those left out are absent from the result."""
@@ -1620,13 +1513,11 @@ def parser():
     p.add_argument("--list", action="store_true", help="print tasks, methods and models")
     return p
 
-
 def refuse(options, known, why):
     """Raises: ValueError when an option is given that is not known."""
     for name in options:
         if name not in known:
             raise ValueError(f"{flag(name)}: {why}")
-
 
 def pick_device(config, name="auto"):
     """"auto", "cpu", "cuda" or "mps" -> torch.device; sets up threads and, under torchrun, the
@@ -1641,21 +1532,18 @@ def pick_device(config, name="auto"):
     if config.batch % processes()[1]:
         raise ValueError(f"--batch: {config.batch} cannot be shared by {processes()[1]} processes")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)            # small matrices gain little from more, and lose much
+        torch.set_num_threads(1)  # small matrices gain little from more, and lose much
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
-
 
 def say(text):
     """To standard error; a run does not end because nobody can read it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(text, file=sys.stderr, flush=True)
 
-
 def progress(stage, step=0, steps=0, loss=0.0, seconds=0.0):
     left = seconds / max(1, step) * (steps - step)
     say(stage if not steps else f"{stage}: step {step:,} of {steps:,}, loss {loss:.4f}, "
         f"{seconds:.0f} s, about {left:.0f} s left")
-
 
 def new_folder(config, options):
     """Made here, so that no two runs share one. Raises: ValueError when it is there already."""
@@ -1666,7 +1554,6 @@ def new_folder(config, options):
     with refused(f"--out: {str(folder)!r} cannot be a new folder"):
         folder.mkdir(parents=True)
     return folder
-
 
 def execute(config, options, folder=None, parts=None, current=None):
     """Train and test, or go on with the parts that are there; print the result, and keep it in the
@@ -1689,7 +1576,6 @@ def execute(config, options, folder=None, parts=None, current=None):
         (folder / "result.json").write_text(json.dumps(record))
         report(f"kept in {folder}")
 
-
 def go_on(folder, options):
     """--from DIR: finish a run that was interrupted, or test a finished one again, which changes
     nothing in its folder."""
@@ -1699,11 +1585,10 @@ def go_on(folder, options):
     if "tests" not in parts:
         refuse(changes, (), "the run is not finished; finish it by --from alone")
         return execute(config, options, Path(folder), parts, current)
-    load(folder)                                                     # all is there, and fits
+    load(folder)  # all is there, and fits
     if changes:
         del parts["tests"]
     execute(dataclasses.replace(config, **changes), options, None, parts)
-
 
 def answer(options):
     """--ask: a line for each question, ? for one that is refused -> exit code."""
@@ -1728,7 +1613,6 @@ def answer(options):
                 code = 2
     return code
 
-
 def run_command(options):
     """Options as given -> exit code."""
     if "list" in options:
@@ -1749,12 +1633,11 @@ def run_command(options):
         config = dataclasses.replace(config, seed=seed)
         execute(config, options, new_folder(config, options))
 
-
 def main(argv=None):
     """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
     try:
         return run_command(vars(parser().parse_args(argv))) or 0
-    except BrokenPipeError:                                          # the reader has seen enough
+    except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
@@ -1765,7 +1648,6 @@ def main(argv=None):
             text = "out of memory; lower --batch, --d-model or --lengths"
     say(f"lengen: {text}")
     return code or 1
-
 
 if __name__ == "__main__":
     sys.exit(main())
