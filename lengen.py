@@ -683,11 +683,11 @@ class Transformer(nn.Module):
     def biases(self, T, S):
         """-> [(self (1 or H, T, T) with the causal mask, cross (1 or H, T, S) or None)], a pair a
         decoder layer; OpenKeys may take the place of either."""
-        causal, pairs = causal_bias(T).to(self.head.weight.device), []
+        pairs, device = [], self.head.weight.device
         for n in range(len(self.decoder)):
             own = self.bias(n, "self", T, T)
             if not isinstance(own, OpenKeys):
-                own = causal if own is None else causal + own.to(causal)
+                own = causal_bias(T).to(device) + (0.0 if own is None else own.to(device))
             pairs.append((own, self.bias(n, "cross", T, S)))
         return pairs
 
@@ -1202,6 +1202,9 @@ def learn(config, device, keep, report):
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     with refused("the averaged attention does not fit the options"):
+        if any(a.shape[:2] != (config.n_layer, config.n_head) or not a.isfinite().all()
+               for a in attention):
+            raise ValueError("another number of layers or heads, or nan")
         lines = calibrate(config, *attention)
     model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
