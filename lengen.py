@@ -10,7 +10,7 @@ those places (Attention Bias Calibration, ABC) and tests it, beside the methods 
     python lengen.py --ask 123+748                        # ask the newest finished run
     python lengen.py --list                               # tasks, methods, models
 
-Read it from top to bottom; each section needs only those above it. 1 to 6 are ABC.
+Read it from top to bottom; each section builds on those above it. 1 to 6 are ABC.
 
     1. Tasks                   digits in, tokens out
     2. Positions and biases    sinusoids, RoPE, relative tables, ALiBi, windows
@@ -101,13 +101,12 @@ class Task(NamedTuple):
     columns: Optional[Callable]     # operands (B, W) -> column sums; `carry` makes them the answer
     operands: tuple = ("number",)   # "number": W digits, "digit": one, "short": --second-digits
     sign: str = ""                  # stands before the second operand
-    headroom: int = 1               # digits by which the answer may outgrow the operands
+    headroom: int = 1               # digits by which answers may outgrow operands; 0: never shorter
     base: Optional[int] = None      # None: any base from 2 to 10
     admit: Callable = lambda *operands: operands    # operands drawn -> operands that have an answer
     steps: tuple = (2000, 600)      # of the first training and of the retraining
     models: tuple = ("seq2seq",)    # kinds of models that learn it
     modular: bool = False           # encoders: the answer is a remainder of --modulus
-    full: bool = False              # encoders: the answer has all digits of the longer operand
 
 TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0), steps=(350, 350)),
@@ -149,12 +148,13 @@ def example(task, *operands, width=None, base=10, align=False):
     width: digits each number is padded to; by default enough for every answer of these lengths.
     Raises: ValueError for an unknown task, operands outside it, a bad base or a width too small.
     """
-    if task not in TASKS or not 2 <= base <= 10:
-        raise ValueError(f"no task {task!r} in base {base}; tasks are {', '.join(TASKS)}")
+    known = [name for name, spec in TASKS.items() if "seq2seq" in spec.models]
+    if task not in known or not 2 <= base <= 10:
+        raise ValueError(f"no task {task!r} in base {base}; tasks are {', '.join(known)}")
     spec = TASKS[task]
-    base, width = spec.base or base, width or max(map(len, operands)) + spec.headroom
     if len(operands) != len(spec.operands):
         raise ValueError(f"{task} takes {len(spec.operands)} operand(s), not {len(operands)}")
+    base, width = spec.base or base, width or max(map(len, operands)) + spec.headroom
     for text, kind in zip(operands, spec.operands):
         if not text or not set(text) <= set(VOCAB[:base]):
             raise ValueError(f"{text!r} is not a number in base {base}")
@@ -179,18 +179,18 @@ def n_digits(a):
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
 def question_width(task, digits, base=10):
-    """Width of numbers of so many digits; digits=0: of the training numbers, which is that of their
-    largest answer, so that they fill it as test numbers do, up to the zero in front (in binary
-    sums, two) that leaves room for a carry."""
+    """Digits to which numbers of so many digits are padded; digits=0: to which training numbers
+    are, those of their largest answer. Both leave as many zeros in front: one, for a carry (in
+    binary sums two, since LIMIT alone has 21 digits), and none where answers do not grow."""
     spec = TASKS[task]
     base = spec.base or base
-    top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)  # far wider than LIMIT is
+    top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)
+    longest, usual = n_digits(top).tolist()
+    if not spec.headroom:
+        return digits or longest
     largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
-    answer, _ = carry(spec.columns(*largest), base)
-    longest = n_digits(torch.cat([top, answer])) if spec.headroom else n_digits(top)
-    natural = int(longest.max())
-    zeros = max(spec.headroom, natural - int(longest[1])) if spec.headroom else 0
-    return digits + zeros if digits else natural
+    longest = max(longest, int(n_digits(carry(spec.columns(*largest), base)[0])[0]))
+    return digits + max(spec.headroom, longest - usual) if digits else longest
 
 def split_numbers(seed):
     """-> (training, held-out) integers, [0, 2^20] permuted and cut 7 : 1. Source: v2, App. B."""
@@ -299,15 +299,11 @@ def causal_bias(T):
     return torch.full((T, T), -INF).triu(1)[None]
 
 def window_bias(w, T, S, cross=False, step=1):
-    """-> (1, T, S): 0 inside the window, -inf outside.
-
-    Self-attention opens the diagonal and w positions below it. Cross-attention opens the
-    anti-diagonal that leaves the top-right corner, `step` columns wide and `step` columns a row,
-    and w positions on either side: step 1 for one operand, 2 for two interleaved ones.
-    Source: ABC v2, "Windowed Attention Biasing" in App. C.4. Differs: where the anti-diagonal
-    starts is not said. Here row 0 starts at the end marker, so that the window holds the digit in
-    turn and those used before it, none to come.
-    """
+    """-> (1, T, S): 0 inside the window, -inf outside. Self-attention opens the diagonal and w
+    positions below it; cross-attention the anti-diagonal that starts at the end marker, `step`
+    columns wide and `step` a row (2 for two interleaved operands), and w positions on either side.
+    Source: ABC v2, App. C.4, which does not say where the anti-diagonal starts; here a row sees the
+    digit in turn and those used before it, none to come."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         right = (S - 1) - step * i  # last column of the band
@@ -318,7 +314,7 @@ def window_bias(w, T, S, cross=False, step=1):
 
 # ----------------------------------------
 # 3. Attention
-#
+
 class OpenKeys(NamedTuple):
     """A bias that is nearly everywhere -inf, without the matrix: query i may see only K keys."""
     columns: torch.Tensor  # (T, K)
@@ -351,7 +347,8 @@ class MultiHeadAttention(nn.Module):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or OpenKeys
         -> output (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K). A row whose keys
         are all closed attends to nothing: weights and output are 0 there, not nan."""
-        if isinstance(bias, OpenKeys):  # each query becomes a question of its own with K keys
+        if isinstance(bias, OpenKeys):  # each query becomes a question of its own with K keys;
+            # only calibrated methods, which need no positions, come here
             near = memory[:, bias.columns.to(x.device)].flatten(0, 1)  # (B T, K, C)
             values = bias.values.to(x).transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)
             y, weights = self(x.flatten(0, 1)[:, None], near, values)
@@ -376,7 +373,7 @@ class MultiHeadAttention(nn.Module):
 
 # ----------------------------------------
 # 4. Transformer
-#
+
 class Method(NamedTuple):
     """An entry of METHODS names the functions, or the modules if they are learned, of a method.
 
@@ -468,8 +465,8 @@ PAPER = {
     "encoder": dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
                     lengths=(5, 6, 10, 15, 20)),
     "head": {}}
-SIZES = {name: dict(zip(("n_encoder", "d_model", "n_head"), size)) for name, size in dict(
-    small=(2, 64, 4), base=(6, 512, 8), standard=(6, 1024, 16), large=(10, 1024, 16)).items()}
+SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
+         "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
 MODELS = {"seq2seq": "encoder-decoder that answers digit by digit (ABC)",
           "universal": "encoder that applies one layer again and again (Jelassi)",
           "encoder": "encoder with layers of their own (Jelassi)",
@@ -484,7 +481,7 @@ def option(help, low=1, high=10 ** 9, choices=None, needs=None):
 def flag(name):
     return "--" + name.replace("_", "-")
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Config:
     """All that a run depends on; what is not given comes from the preset, the model and the task.
     An option without effect is None. Raises: ValueError naming the option."""
@@ -532,43 +529,45 @@ class Config:
     plant: float = option("probability that two places are made a pair", 0, 1)
 
     def __post_init__(self):
-        fill = functools.partial(object.__setattr__, self)
-        fill("task", "successor" if self.task is None else self.task)
-        spec = TASKS.get(self.task, TASKS["successor"])  # an unknown one is told below
-        fill("model", spec.models[0] if self.model is None else self.model)
+        fields = dataclasses.fields(self)
+        self.task = "successor" if self.task is None else self.task
+        check_option(fields[0], self.task)
+        spec = TASKS[self.task]
+        self.model = spec.models[0] if self.model is None else self.model
         if self.model not in spec.models:
             raise ValueError(f"--model: {self.model!r} does not learn {self.task}; choose from "
                              f"{', '.join(spec.models)}")
         usual = COMMON | FAST[self.kind]
-        usual |= PAPER[self.kind] if self.preset == "paper" else dict(
-            zip(("steps", "retrain_steps"), spec.steps)) if self.kind == "seq2seq" else {}
-        usual |= SIZES.get(self.size or usual.get("size"), {})
-        for field in dataclasses.fields(self):
+        if self.preset == "paper":
+            usual |= PAPER[self.kind]
+        elif self.kind == "seq2seq":
+            usual |= dict(steps=spec.steps[0], retrain_steps=spec.steps[1])
+        size = SIZES.get(self.size or usual.get("size"), ())
+        usual |= zip(("n_encoder", "d_model", "n_head"), size)
+        for field in fields:
             name, value, needs = field.name, getattr(self, field.name), field.metadata["needs"]
-            useless = "" if not needs or getattr(METHODS[self.method], needs) else "--method"
-            useless = useless if name in usual else "--model"
+            useless = "model" if name not in usual else (
+                "method" if needs and not getattr(METHODS[self.method], needs) else "")
             if useless and value is not None:
-                raise ValueError(f"{flag(name)}: has no effect on {useless} "
-                                 f"{getattr(self, useless[2:])}")
+                raise ValueError(f"{flag(name)}: has no effect on --{useless} "
+                                 f"{getattr(self, useless)}")
             if value is None and not useless:
-                fill(name, usual[name])
-            if getattr(self, name) is not None:
-                check_option(field, getattr(self, name))
-        self.derive(fill, spec)
-
-    def derive(self, fill, spec):
-        """Values that follow from others, and checks of options against each other."""
+                value = usual[name]
+                setattr(self, name, value)
+            if value is not None:
+                check_option(field, value)
+        # values that follow from others, and checks of options against each other
         needed, heads, method = 0, self.n_head or 1, METHODS[self.method]
         if self.kind == "encoder" and method.lines or self.kind == "head" and self.method != "nope":
             raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
         if self.kind == "seq2seq":
-            fill("base", spec.base or self.base)
+            self.base = spec.base or self.base
             needed = question_width(self.task, 0, self.base)
             if self.preset == "paper":  # the authors' fixed width
-                fill("width", self.width or max(max(self.lengths) + 1, needed))
+                self.width = self.width or max(max(self.lengths) + 1, needed)
         if self.kind == "encoder":
             if self.prime or self.finetune:
-                fill("prime_lengths", self.prime_lengths or (max(self.lengths),))
+                self.prime_lengths = self.prime_lengths or (max(self.lengths),)
             elif self.prime_lengths:
                 raise ValueError("--prime-lengths: goes with --prime or --finetune")
             if self.prime > self.n_train:
@@ -576,8 +575,8 @@ class Config:
             needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
                          self.second_digits * ("short" in spec.operands),
                          len(str(self.modulus - 1)) * spec.modular)
-            fill("width", self.width or needed)
-            fill("clip", self.clip or 2 * self.width)
+            self.width = self.width or needed
+            self.clip = self.clip or 2 * self.width
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
         if self.d_model % heads or method.rotate and self.d_model // heads % 2:
@@ -595,7 +594,8 @@ class Config:
 
     @property
     def widths(self):
-        """Widths of training: several teach a model with lines that numbers go on."""
+        """Widths of training. At one width END always comes in the same row; nine teach methods
+        with lines that it comes where the source ends."""
         first = self.width or question_width(self.task, 0, self.base)
         return range(first, first + 9) if METHODS[self.method].lines and not self.width else [first]
 
@@ -648,8 +648,7 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """Encoder-decoder; bias: function as in `Method`, in place of the method's. Source: Vaswani et
-    al. 2017; size: ABC v2, App. B. Differs: pre-norm, but in the preset "paper"."""
+    """Encoder-decoder; bias: function as in `Method`, in place of the method's."""
 
     def __init__(self, config, bias=None):
         super().__init__()
@@ -812,8 +811,8 @@ def open_keys(lines, H, M, blocks):
         columns.append((starts[b] + column) * inside)
         values.append(value.expand(H, M).masked_fill(~inside, -INF))
     columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K)
-    same = columns[:, :, None] == columns[:, None, :]  # lines that cross in a key:
-    values = values[:, :, None].masked_fill(~same, -INF).amax(3)  # the greatest value, once
+    same = columns[:, :, None] == columns[:, None, :]  # of lines that cross in a key
+    values = values[:, :, None].masked_fill(~same, -INF).amax(3)  # the first keeps the greatest
     return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
 
 def lay_out(keys, N):
@@ -867,13 +866,15 @@ def collect_attention(model, source, target, batch=250):
     hooks = [attention.register_forward_hook(watch) for layer in model.decoder
              for attention in (layer.self_attention, layer.cross_attention)]
     model.eval()
-    for s, t in zip(source.split(batch), target.split(batch)):
-        seen.clear()
-        right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
-        totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
-        correct += int(right.sum())
-    for hook in hooks:
-        hook.remove()
+    try:
+        for s, t in zip(source.split(batch), target.split(batch)):
+            seen.clear()
+            right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
+            totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
+            correct += int(right.sum())
+    finally:
+        for hook in hooks:
+            hook.remove()
     if not correct:
         raise ValueError("the model answers no example correctly; there is no attention to average")
     means = [sum(parts) / correct for parts in zip(*totals)]
@@ -897,15 +898,16 @@ def calibrate(config, self_attention, cross_attention):
     it saw zeros (authors' code: the first 6). Source: ABC v2, App. D, step 2.
     """
     rows, lines = question_width(config.task, 0, config.base) + 1, []
-    own, cross = RULES[config.rules] | dict(kappa=0.87), RULES[config.rules]
-    if config.rules == "robust":
+    robust = config.rules == "robust"
+    own, cross = RULES[config.rules] | dict(kappa=0.5 if robust else 0.87), {**RULES[config.rules]}
+    if robust:  # (1, 1) in cross-attention would read numbers from their first digit on
         blocks, markers = column_blocks(config.task, cross_attention.shape[3])
-        own = own | dict(kappa=0.5, directions=(1,))
-        cross = cross | dict(directions=(0, -1), blocks=blocks, markers=markers)
-    given = lambda kappa: {} if kappa is None else dict(kappa=kappa)
-    own, cross = own | given(config.kappa_self), cross | given(config.kappa_cross)
+        own |= dict(directions=(1,))
+        cross |= dict(directions=(0, -1), blocks=blocks, markers=markers)
+    for rule, kappa in (own, config.kappa_self), (cross, config.kappa_cross):
+        rule["kappa"] = rule["kappa"] if kappa is None else kappa
     for layer, (a, b) in enumerate(zip(self_attention.cpu(), cross_attention.cpu())):
-        if config.rules == "robust" or layer == config.n_layer - 1:
+        if robust or layer == config.n_layer - 1:
             lines += [line._replace(layer=layer, attention="self")
                       for line in find_lines(a[:, :rows, :rows], **own)]
             lines += [line._replace(layer=layer) for line in find_lines(b[:, :rows], **cross)]
@@ -938,6 +940,7 @@ def calibrated_bias(config, lines):
 # it is done. To resume a run is to run it again; to load one, to run it with every part there.
 
 SAVE_SECONDS = 5  # of training that a kill can cost, about
+silent = lambda stage, **numbers: None  # a report, what to tell the user, that goes nowhere
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
@@ -1057,7 +1060,14 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     optimizers = make_optimizers(model, keep.config)
     now = dict(step=0, tokens=0, seconds=0.0, curve=[])
     if keep.current.get("name") == name:
-        now = resume(model, optimizers, keep.current, steps)
+        with refused("the training under way does not fit the options"):
+            saved = keep.current
+            load_weights(model, saved["model"])
+            for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            now = {key: saved[key] for key in now}
+            if now["step"] not in range(1, steps):
+                raise ValueError(f"its step is {now['step']} of {steps}")
     parallel = nn.parallel.DistributedDataParallel(model) if count > 1 else model
     told = saved = time.perf_counter()
     start = told - now["seconds"]
@@ -1082,16 +1092,6 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
                 keep.save()
     weights = {key: x.detach().clone() for key, x in model.state_dict().items()}
     keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
-
-def resume(model, optimizers, saved, steps):
-    """Put a training back as it was saved -> its counters. Raises: ValueError."""
-    with refused("the training under way does not fit the options"):
-        load_weights(model, saved["model"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        if type(saved["step"]) is not int or not 0 < saved["step"] < steps:
-            raise ValueError(f"its step is {saved['step']} of {steps}")
-        return {key: saved[key] for key in ("step", "tokens", "seconds", "curve")}
 
 @torch.no_grad()
 def right_tokens(model, source, target):
@@ -1120,7 +1120,7 @@ def questions(config, length):
     return {name: (*present(config, operands, width), names)
             for name, (operands, names) in sets.items()}
 
-def evaluate(model, config, questions=questions, report=lambda *_, **more: None):
+def evaluate(model, config, questions=questions, report=silent):
     """Test at config.lengths -> {"rows", "seconds"}; a row has "digits", "set", "correct", "n" and
     "places", the share right of each digit of random answers, or "missed", {name: how many} of hard
     questions. questions: config, length -> sets."""
@@ -1131,10 +1131,12 @@ def evaluate(model, config, questions=questions, report=lambda *_, **more: None)
         for name, (source, target, names) in questions(config, length).items():
             right = right_tokens(model, source, target)
             exact, digits = right.all(1), (target[:, 1:] < 10).any(0)  # not END, not padding
-            places = right[:, digits].float().mean(0).tolist()
-            rows.append(dict(digits=length, set=name, correct=int(exact.sum()), n=len(exact)))
-            rows[-1] |= dict(missed=dict(Counter(names[i] for i in (~exact).nonzero()))) if (
-                names) else dict(places=[round(x, 4) for x in places])
+            row = dict(digits=length, set=name, correct=int(exact.sum()), n=len(exact))
+            if names:
+                row["missed"] = dict(Counter(names[i] for i in (~exact).nonzero()))
+            else:
+                row["places"] = [round(x, 4) for x in right[:, digits].float().mean(0).tolist()]
+            rows.append(row)
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
 
 def ask(model, config, question):
@@ -1224,8 +1226,7 @@ def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     behind a start token as for every model.
 
     Uniform integers; then each of the places (0, 1), (2, 3), ... becomes a consecutive pair with
-    probability `plant`. Differs: the source does not say how it draws. Of uniform sequences of 5,
-    39% of the labels are positive at V = 16 but 3% at V = 256, where plant = 0.5 makes it 42%.
+    probability `plant`. Differs: the source does not say how it draws.
     """
     tokens = torch.randint(d_vocab, (B, length))
     first, n = tokens[:, 0:length - 1:2], length // 2
@@ -1261,15 +1262,15 @@ def learn_pairs(config, device, keep, report):
     """Train and test one head -> Run; the source takes the best of several seeds. Tests are drawn
     as in training ("random") and without planted pairs ("uniform").
 
-    Differs: the rate is constant. The source cuts it after 100 epochs without a better loss, but
-    says not how long these are; at 100 batches each, none of its runs here would reach a cut.
+    Differs: the rate is constant; the source cuts it after 100 epochs without a better loss.
     """
-    draw = lambda B, plant: draw_pairs(B, 5, config.d_vocab, plant, config.dummy)
-    sets = lambda config, length: {"random": (*draw(config.samples, config.plant), None),
-                                   "uniform": (*draw(config.samples, 0.0), None)}
+    draw = lambda B, length, plant: draw_pairs(B, length, config.d_vocab, plant, config.dummy)
+    sets = lambda config, length: {
+        "random": (*draw(config.samples, length, config.plant), None),
+        "uniform": (*draw(config.samples, length, 0.0), None)}
     seed_by_name(config.seed, "model")
     model = PairsHead(config).to(device)
-    batch = lambda: draw(config.batch, config.plant)
+    batch = lambda: draw(config.batch, 5, config.plant)
     train(model, batch, config.steps, None, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
@@ -1289,7 +1290,7 @@ TASKS |= {
     "modular-multiplication": Task("(a * b) mod c, b of few digits", product, modular=True,
                                    **PRODUCT),
     "elementwise-addition": Task("a + b, carries dropped", lambda a, b: (a + b) % 10, headroom=0,
-                                 full=True, **ENCODER),
+                                 **ENCODER),
 }
 
 def modulo(digits, modulus):
@@ -1306,7 +1307,7 @@ def write_padded(a, length):
 
 def arrange_encoder(task, a, b, modulus=100):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n): START, which is not read,
-    and the answer, n = W + 1 for sums, 2W for products, W without carries.
+    and the answer, n = W + 1 for sums, 2W for products, W without carries, else as below.
 
     12 + 39 at width 3 is `12@+39@` and `$51@@`. Source: Jelassi, Sec. 2.1. Modular answers
     have as many digits as modulus - 1, zeros in front included (Sec. 4 says so of powers of ten);
@@ -1315,7 +1316,7 @@ def arrange_encoder(task, a, b, modulus=100):
     spec = TASKS[task]
     room = a.shape[1] if "short" in spec.operands else spec.headroom
     answer, _ = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
-    length = torch.maximum(n_digits(a), n_digits(b)) if spec.full else n_digits(answer)
+    length = n_digits(answer) if room else torch.maximum(n_digits(a), n_digits(b))
     if spec.modular:
         answer = modulo(answer, modulus)
         length = torch.full_like(length, answer.shape[1])
@@ -1324,8 +1325,8 @@ def arrange_encoder(task, a, b, modulus=100):
     return torch.cat(question, 1), torch.cat([mark(START), write_padded(answer, length)], 1)
 
 def numbers_below(length, B, width, even=False):
-    """-> (B, width) digits of numbers from 1 to 10^length - 1: uniform, so nine in ten have all the
-    digits, or, if even, of 1 to `length` digits equally often."""
+    """-> (B, width) digits of numbers below 10^length, 1 in place of 0: uniform, so nine in ten
+    have all the digits, or, if even, of 1 to `length` digits equally often."""
     digits, place = torch.randint(10, (B, length)), torch.arange(length)
     if even:
         top = torch.randint(length, (B, 1))  # place of the first digit
@@ -1359,7 +1360,6 @@ def training_set(config, n, prime):
 
 class Encoder(Transformer):
     """Source (B, S), target (B, T), read for its length alone -> logits (B, T, V) of the answer.
-    "universal" applies one layer again and again.
 
     Source: Jelassi, Sec. 2.2; its layers are BERT's and ALBERT's. GELU; for "paper" a norm
     after each sublayer and matrices that start with standard deviation 0.02. Differs: feed-forward
@@ -1420,10 +1420,9 @@ def learn_encoder(config, device, keep, report):
 
 # ----------------------------------------
 # 9. Command line
-#
+
 LEARN = {"seq2seq": learn, "universal": learn_encoder, "encoder": learn_encoder,
          "head": learn_pairs}
-silent = lambda stage, **numbers: None  # a report that goes nowhere
 
 def load(folder):
     """A finished run's folder -> model, config, Run. Raises: ValueError when it holds none."""
@@ -1435,10 +1434,8 @@ def load(folder):
 
 def wilson(correct, n, z=1.959964):
     """Wilson 95% interval of a share -> (low, high). Source: Wilson 1927."""
-    share, denominator = correct / n, 1 + z * z / n
-    centre = (share + z * z / (2 * n)) / denominator
-    half = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / denominator
-    return max(0.0, centre - half), min(1.0, centre + half)
+    centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
+    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
 def percent(share):
     """A share in percent with one decimal, rounded down: 100 is said of nothing less."""
@@ -1502,7 +1499,8 @@ def parser():
             how = dict(type=whole_numbers) if field.type is tuple else dict(action="store_true")
         if meta["choices"]:
             how["metavar"] = f"{{{','.join(meta['choices'])}}}"
-        usual = [f"{kind} {fast[field.name]}" for kind, fast in FAST.items() if field.name in fast]
+        usual = [f"{kind} {fast[field.name]}".strip() for kind, fast in {"": COMMON, **FAST}.items()
+                 if fast.get(field.name) is not None]
         p.add_argument(flag(field.name), help=f"{meta['help']} ({', '.join(usual)})", **how)
     p.add_argument("--seeds", type=int, help="runs, from --seed on, one after the other")
     p.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), help="where to run")
@@ -1550,6 +1548,8 @@ def progress(stage, step=0, steps=0, loss=0.0, seconds=0.0):
 
 def new_folder(config, options):
     """Made here, so that no two runs share one. Raises: ValueError when it is there already."""
+    if os.environ.get("RANK", "0") != "0":
+        return None
     name = f"{config.task}-{config.model}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", f"runs/{name}"))
     if "out" in options and "seeds" in options:
@@ -1598,7 +1598,7 @@ def answer(options):
     refuse(options, ("ask", "from"), "has no effect on --ask")
     folder, code = options.get("from"), 0
     if folder is None:
-        finished = sorted(Path("runs").glob("*/result.json"), key=lambda path: path.stat().st_mtime)
+        finished = sorted(Path("runs").rglob("result.json"), key=lambda path: path.stat().st_mtime)
         if not finished:
             raise ValueError("--ask: no finished run under runs/; name one by --from DIR")
         folder = finished[-1].parent
@@ -1628,7 +1628,7 @@ def run_command(options):
         return answer(options)
     if "from" in options:
         return go_on(options["from"], options)
-    program = {name: options.get(name) for name in ("seeds", "device", "out", "json", "quiet")}
+    program = ("seeds", "device", "out", "json", "quiet")
     config = Config(**{name: x for name, x in options.items() if name not in program})
     if options.get("seeds", 1) < 1:
         raise ValueError(f"--seeds: {options['seeds']} is not positive")
@@ -1647,7 +1647,7 @@ def main(argv=None):
         text, code = "interrupted; go on by --from and the run's folder", 130
     except Exception as error:
         text, code = str(error).partition("\n")[0] or repr(error), 2 * isinstance(error, ValueError)
-        if isinstance(error, MemoryError) or "memory" in text:
+        if isinstance(error, MemoryError) or "memory" in text and code != 2:
             text = "out of memory; lower --batch, --d-model or --lengths"
     say(f"lengen: {text}")
     return code or 1
