@@ -1456,10 +1456,10 @@ def make_record(config, device, run, parts):
 
 def table(tests, places):
     """Tests as lines of text."""
-    yield "digits  set       exact     95% interval         n"
+    yield "digits   exact  set        95% interval         n"
     for row in tests["rows"]:
         low, high = wilson(row["correct"], row["n"])
-        yield (f"{row['digits']:>6}  {row['set']:<8} {percent(row['correct'] / row['n']):>6}  "
+        yield (f"{row['digits']:>6}  {percent(row['correct'] / row['n']):>6}  {row['set']:<8} "
                f"{low:7.2%} - {high:7.2%}  {row['n']:8,}")
         yield from (f"        missed {n} of {name}" for name, n in row.get("missed", {}).items())
         if places:

@@ -20,6 +20,7 @@ import random
 import re
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -1056,6 +1057,106 @@ def test_failures_and_interruptions(command, monkeypatch):
 def test_shares_and_their_intervals(correct, n, low, high, shown):
     assert L.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
     assert L.percent(correct / n) == shown
+
+# ---- README and companions: scripts run as printed, records and pictures made by hand
+
+def test_readme_scripts_are_short_and_run(tmp_path):
+    """ABC on a model made of nn.MultiheadAttention; a task and a method, as printed, in a run."""
+    blocks = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
+    run = "lengen.main(['--steps=3', '--samples=2', '--lengths=6', '--quiet', '--device=cpu', "
+    ends = ["", run + "'--task=subtraction', '--method=nope'])", run + "'--method=t5'])"]
+    for text, most, end in zip(blocks, (40, 8, 15), ends, strict=True):
+        assert text.count("\n") <= most
+        done = subprocess.run([sys.executable, "-c", f"{text}\nimport lengen\n{end}"], text=True,
+                              capture_output=True, cwd=tmp_path, env={
+                                  **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)})
+        assert not done.stderr and ("model     3 steps" if end else " of 1,000 ") in done.stdout
+        assert end or int(done.stdout.split()[0]) >= 990
+
+def written_record(seed, correct, places=(1.0,), n=1000, **options):
+    """A record as an older file may hold it: config and counts, nothing else."""
+    config = dataclasses.asdict(L.Config(task="successor", seed=seed, **options))
+    rows = [dict(digits=20, set="random", correct=correct, n=n),
+            dict(digits=60, set="hard", correct=n - seed, n=n)]
+    return dict(config={name: x for name, x in config.items() if x is not None},
+                device="hand", tests=dict(rows=rows), seconds=10.0 * seed)
+
+def test_tables(tmp_path, capsys):
+    from results import tables
+    counts = {1: 1000, 2: 707, 3: 999, 4: 333}
+    records = [written_record(1, 5), *(written_record(*item) for item in counts.items()),
+               written_record(1, 777, method="vanilla", d_model=32)]
+    records[3] |= dict(train={name: dict(steps=2, seconds=s, curve=[])
+                              for name, s in (("teacher", 2.0), ("model", 5.0))})
+    records[3]["tests"]["seconds"] = 1.5
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, records)))
+    assert tables.main([str(tmp_path / "runs.jsonl"), "--published"]) == 0
+    out = capsys.readouterr().out
+    lines = [[x.strip() for x in line.split("|")[1:-1]] for line in out.splitlines() if "|" in line]
+    head, abc, plain = lines[0], dict(zip(lines[0], lines[2])), dict(zip(lines[0], lines[3]))
+    down = lambda share: f"{math.floor(1000 * share) / 10:.1f}"
+    middle = statistics.median(x / 1000 for x in counts.values())
+    assert head[:4] == ["method", "changed", "20", "60 hard"]
+    assert abc["20"] == f"{down(middle)} ({down(0.333)}-100.0), 1/4" == "85.3 (33.3-100.0), 1/4"
+    assert abc["60 hard"] == "99.7 (99.6-99.9), 0/4"             # 99.75, rounded down
+    assert abc["seeds"] == "1, 2, 3, 4" and abc["papers"] == "100 at each"
+    assert plain["20"] == "77.7 (75.0-80.2)"                     # Wilson's interval
+    assert plain["changed"] == "--d-model 32" and plain["method"] == "vanilla"
+    assert "| 3 | 20 | random | 999 of 1,000 |" in out            # of the seeds that failed
+    assert "| 1 | 2.0 | 5.0 | 1.5 | 8.5 | 2 + 2 | 2.50 | hand |" in out
+    for bad in ("missing", "."):
+        assert tables.main([str(tmp_path / bad)]) == 2
+        assert re.fullmatch("tables: .*\n", capsys.readouterr().err)
+    index = torch.arange(8)
+    near = ((index[:, None] - index).abs() == 1).float()
+    assert tables.score_patterns(near) == dict(neighbour_gap=1.0, checkerboard=0.0)
+    angle = torch.arange(16) // 2 * 0.7
+    assert tables.circle_order(torch.stack([angle.cos(), angle.sin()], 1)) == pytest.approx([1, 1])
+
+def test_pictures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    from results import pictures
+    run = ["--steps", "10", "--samples", "20", "--quiet", "--device", "cpu", "--out"]
+    sums = ["--task", "addition", "--model", "universal", "--n-train", "50"]
+    assert L.main(["--task", "consecutive", "--d-head", "2", *run, str(tmp_path / "pairs")]) == 0
+    assert L.main([*sums, *run, str(tmp_path / "sums")]) == 0
+    config = L.Config(task="successor", lengths=(6,), samples=5, seed=3, n_head=2, d_model=8)
+    teacher = L.Transformer(dataclasses.replace(config, method="vanilla", rules=None))
+    T, S = 9, 10
+    attention = torch.eye(T).expand(1, 2, T, T), torch.eye(T, S).flip(1).expand(1, 2, T, S)
+    lines = L.calibrate(config, *attention)
+    model = L.Transformer(config, L.calibrated_bias(config, lines))
+    keep, tests = L.Keep(config, tmp_path / "abc"), L.evaluate(model, config)
+    (tmp_path / "abc").mkdir()
+    curve = [[1, 2.0, 0.0], [2, 1.0, 0.0]]
+    for name, x in (("teacher", teacher), ("model", model)):
+        keep.part(name, lambda: dict(weights=x.state_dict(), steps=2, seconds=0.1, curve=curve))
+    keep.part("attention", lambda: attention)
+    keep.part("tests", lambda: tests)
+    record = L.make_record(config, torch.device("cpu"), L.Run(model, tests), keep.parts)
+    (tmp_path / "abc" / "result.json").write_text(json.dumps(record))
+    capsys.readouterr()
+    folders = [str(tmp_path / name) for name in ("abc", "sums", "pairs")]
+    assert pictures.main([*folders, "--out", str(tmp_path / "out"), "--question", "129"]) == 0
+    names = {path.stem for path in (tmp_path / "out").glob("*.png")}
+    assert names == {"accuracy", "abc-training", "abc-bias", "abc-attention", "sums-training",
+                     "sums-places", "pairs-training", "pairs-pairs"}
+    assert len(capsys.readouterr().err.splitlines()) == len(names)
+    assert pictures.main([folders[0], "--question", "12x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+def test_speed(capsys):
+    from results import speed
+    assert speed.main(["--quick", "--json"]) == 0            # it compares what it times
+    rows = {what: (s, ratio) for what, s, ratio in json.loads(capsys.readouterr().out)["rows"]}
+    assert all(s > 0 for s, _ in rows.values())
+    assert rows["- the loops of Eq. 1"][1] > 0.1
+    torch.manual_seed(0)
+    attention = torch.rand(2, 5, 7)
+    ours = L.abc_bias(attention, 8, 9, "paper", kappa=1.0)
+    assert torch.allclose(speed.literal_bias(attention, 8, 9, 1.0), ours, atol=1e-5)
+    assert speed.main(["--from", "/missing"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 # The long checks: python -m pytest -q -m check
 def process(*arguments, start=(), **more):
