@@ -493,15 +493,15 @@ class Config:
     precision: str = option("of products in training", choices=("float32", "bf16"))
     base: int = option("of the numbers; parity always has 2", 2, 10)
     size: str = option("of encoders", choices=SIZES)
-    n_encoder: int = option("encoder layers or rounds", 0)
-    n_layer: int = option("decoder layers")
+    n_encoder: int = option("encoder layers or rounds", 0, 100)
+    n_layer: int = option("decoder layers", 1, 100)
     n_head: int = option("attention heads")
-    d_model: int = option("width")
+    d_model: int = option("width", 1, 8192)
     dropout: float = option("probability", 0, 0.99)
     clip: int = option("relative tables cover offsets -clip to clip", needs="relative")
     optimizer: str = option("muon for matrices of layers, or adam", choices=("muon", "adam"))
     lr: float = option("peak learning rate", 1e-12, 10)
-    batch: int = option("examples a step")
+    batch: int = option("examples a step", 1, 10 ** 5)
     steps: int = option("of the first training, by default of the task")
     retrain_steps: int = option("of retraining or fine-tuning")
     rules: str = option("of calibration", choices=("robust", "paper"), needs="calibrated")
@@ -511,20 +511,20 @@ class Config:
                                1e6, needs="calibrated")
     width: int = option("digits of every number, by default what the longest needs, and up to 8 "
                         "more to train methods with lines")
-    lengths: tuple = option("digits tested; hard questions at the longest up to 60")
-    samples: int = option("questions a length, a fifth above 100 digits")
+    lengths: tuple = option("digits tested; hard questions at the longest up to 60", 1, 10 ** 5)
+    samples: int = option("questions a length, a fifth above 100 digits", 1, 10 ** 6)
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", 1, 18)
     second_digits: int = option("products: digits of the second operand", 1, 18)
     modulus: int = option("of modular tasks", 2)
     even: bool = option("train on numbers of each length equally often")
-    n_train: int = option("first operands in the training set")
+    n_train: int = option("first operands in the training set", 1, 10 ** 7)
     prime: int = option("how many of them are long, priming examples", 0)
     prime_lengths: tuple = option("digits of these, by default the longest tested")
     finetune: int = option("afterwards train on this many long examples", 0)
     # consecutive pairs, section 7
-    d_vocab: int = option("integers", 4)
-    d_head: int = option("width of queries and keys")
+    d_vocab: int = option("integers", 4, 2 ** 16)
+    d_head: int = option("width of queries and keys", 1, 8192)
     dummy: bool = option("a dummy token before each sequence")
     plant: float = option("probability that two places are made a pair", 0, 1)
 
@@ -1428,8 +1428,9 @@ def load(folder):
     """A finished run's folder -> model, config, Run. Raises: ValueError when it holds none."""
     config, parts, _ = read_checkpoint(folder)
     with refused(f"--from: {str(folder)!r} holds no finished run"):
-        keep = Keep(config, parts=parts, complete=True)
-        run = LEARN[config.model](config, torch.device("cpu"), keep, silent)
+        device, keep = torch.device("cpu"), Keep(config, parts=parts, complete=True)
+        run = LEARN[config.model](config, device, keep, silent)
+        summary(make_record(config, device, run, parts))  # what was measured can be told
     return run.model, config, run
 
 def wilson(correct, n, z=1.959964):

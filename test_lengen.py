@@ -40,7 +40,6 @@ ANSWERING = [task for task in L.TASKS if "seq2seq" in L.TASKS[task].models]
 ENCODING = [task for task in L.TASKS if "encoder" in L.TASKS[task].models]
 CALIBRATED = [method for method in L.METHODS if L.METHODS[method].calibrated]
 
-# Small models of every kind
 BOTH = dict(n_head=2, d_model=16, batch=4, steps=3, retrain_steps=3, samples=4)
 SMALL = {"seq2seq": dict(BOTH, method="vanilla", n_encoder=1, n_layer=2, lengths=(3,)),
          "encoder": dict(BOTH, n_encoder=2, dropout=0.0, lengths=(4,), n_train=20, train_digits=3,
@@ -65,7 +64,6 @@ def seeded():
 
 @pytest.fixture
 def double():
-    """Exact comparisons: float64."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -544,7 +542,7 @@ def test_blocks_continue_each_operand_by_itself():
     assert opened(bias) == [[4, 9], [3, 8], [2, 7], [1, 6], [0, 5]]
 
 def test_uniform_attention_markers_and_mask():
-    uniform, lines = torch.full((2, 62, 63), 1 / 63), torch.full((1, 6, 6), 0.01)
+    uniform, lines = torch.full((2, 11, 23), 1 / 23), torch.full((1, 6, 6), 0.01)
     assert torch.equal(L.abc_bias(uniform, 20, 30, "paper"), torch.zeros(2, 20, 30))
     assert opened(L.abc_bias(uniform, 20, 30)[1]) == [[0]] * 20
     lines[0, :, [1, 4]] = 0.5
@@ -723,7 +721,7 @@ class Echo(nn.Module):
     def forward(self, source, target):
         texts = [L.decode(row)[1:-1] for row in source]
         self.asked += map(int, texts)
-        answers = [str(int(x) + (11 if x[-1] == "7" else 1)).zfill(len(x))[::-1] + "&" for x in texts]
+        answers = [f"{int(x) + (11 if x[-1] == '7' else 1):0{len(x)}}"[::-1] + "&" for x in texts]
         return F.one_hot(torch.stack([*map(L.encode, answers)]), len(L.VOCAB)).float()
 
 def test_tests_count_what_is_right():
@@ -815,7 +813,6 @@ class Hostile:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A small run that is finished, and one that was interrupted."""
     base = tmp_path_factory.mktemp("runs")
     with contextlib.redirect_stdout(io.StringIO()), pytest.MonkeyPatch.context() as patch:
         assert L.main([*as_flags(small()), "--quiet", f"--out={base / 'done'}"]) == 0
@@ -921,7 +918,6 @@ def test_encoder_equals_torchs(double, model, preset):
         theirs.layers = nn.ModuleList([theirs.layers[0]] * 3)
     for weight in ours.parameters():
         nn.init.normal_(weight, std=0.3)
-    assert len({id(layer) for layer in ours.encoder}) == (1 if model == "universal" else 3)
     for a, b in zip(ours.encoder, theirs.layers):
         layer_into_torch(a, b)
     tokens = torch.randint(15, (4, 13))
@@ -951,7 +947,6 @@ def test_even_numbers_have_every_length_equally_often():
     assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
 
 # ---- 9. Command line: exit codes, one line for bad input, every option from its own limits
-ENCODER, HEAD = "--task addition --model encoder", "--task consecutive"
 BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optimizer sgd|--steps 1.5
 --precision fp8|--steps x|--lengths 6,x|--lengths ,|--lengths 10000000000|--samples 1e3|--seeds 0
 --base 1|--lr nan|--lr inf|--lr -1|--dropout nan|--dropout 1|--steps -1|--steps|--json=1|--seed -1
@@ -963,18 +958,16 @@ BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optim
 --prime-lengths 7 {E}|--width 3 {E}|--rules paper {E}|--size tiny {E}|--kappa-cross 1 {E}
 --n-head 3 {E}|--method window {E}|--n-layer 2 {H}|--dropout 0.1 {H}|--width 9 {H}|--base 3 {H}
 --clip 3 {H}|--n-head 2 {H}|--n-head 4 --d-model 36 --method rope"""
-BAD = BAD.replace("{E}", ENCODER).replace("{H}", HEAD).replace("\n", "|").split("|")
+BAD = BAD.replace("{E}", "--task addition --model encoder").replace("{H}", "--task consecutive")
 
-@pytest.mark.parametrize("arguments", BAD)
+@pytest.mark.parametrize("arguments", BAD.replace("\n", "|").split("|"))
 def test_bad_input_is_one_line_and_exit_2(command, arguments):
-    """The option that is wrong comes first in each, and the line names it."""
     named = "'nowhere'" if "nowhere" in arguments else arguments.split()[0].partition("=")[0]
     assert_refused(command(*arguments.split()), named)
     assert not list(Path().rglob("checkpoint.pt"))
 
 @pytest.mark.parametrize("field", dataclasses.fields(L.Config), ids=lambda field: field.name)
 def test_every_limit_is_kept(command, field):
-    """Asked of the first model and method on which the option has an effect."""
     low, high, name = field.metadata["low"], field.metadata["high"], L.flag(field.name)
     kinds = {model: task for task in L.TASKS for model in L.TASKS[task].models}.items()
     if field.type in (str, bool):
@@ -992,7 +985,7 @@ def test_the_paper_preset_is_the_papers():
     assert (e.n_encoder, e.d_model, e.n_head, e.lr, e.batch) == (6, 1024, 16, 1e-4, 32)
 
 def random_options(draw):
-    """Flags of a random model with a random choice of options, each within its own limits."""
+    """Flags of a random model with random options, each within its limits, most with an effect."""
     model, given = draw.choice([*L.MODELS]), {}
     tops = dict(d_model=24, width=30, batch=8, d_vocab=20, n_train=30, prime=3, finetune=3)
     for name, field in L.Config.__dataclass_fields__.items():
@@ -1001,11 +994,17 @@ def random_options(draw):
         value = draw.choice([*choices]) if choices else True if field.type is bool else (
             draw.choice((1e-3, 0.5)) if field.type is float else number() if field.type is int else
             tuple(number() for _ in range(draw.randint(1, 3))))
-        given |= {name: value} if draw.random() < 0.15 else {}
-    given |= dict(model=model, steps=1, samples=2) | (
-        {} if model == "head" else dict(retrain_steps=1, method=draw.choice([*L.METHODS])))
+        given |= {name: value} if draw.random() < 0.3 else {}
+    given = SMALL["encoder" if model == "universal" else model] | given | dict(
+        model=model, steps=1, samples=2) | ({} if model == "head" else dict(retrain_steps=1))
     given["task"] = draw.choice([name for name in L.TASKS if model in L.TASKS[name].models])
-    return as_flags(SMALL["encoder" if model == "universal" else model] | given)
+    while draw.random() < 0.97:
+        try:
+            return as_flags(L.Config(**given) and given)
+        except ValueError as error:                          # without the option that it names
+            name = str(error)[2:].partition(":")[0].replace("-", "_")
+            given.pop(name if name in given else "d_model")
+    return as_flags(given)
 
 @pytest.mark.parametrize("seed", range(60))
 def test_random_options_run_or_cost_one_line(command, seed):
@@ -1024,13 +1023,12 @@ def test_random_options_run_or_cost_one_line(command, seed):
 def test_what_a_run_prints_and_keeps(command):
     flags = [*as_flags(small(samples=8)), "--device=cpu"]
     code, out, err = command(*flags, "--seeds=2", "--out=here", "--quiet")
-    assert (code, err) == (0, []) and {p.name for p in Path("here").iterdir()} == {"seed0", "seed1"}
+    assert (code, err) == (0, []) and {*os.listdir("here")} == {"seed0", "seed1"}
     first, second = (L.load(f"here/seed{n}")[0].head.weight for n in (0, 1))
     rows = json.loads(Path("here/seed1/result.json").read_text())["tests"]["rows"]
     assert not torch.equal(first, second) and all(f"{row['n']:8,}" in out for row in rows)
     assert_refused(command(*flags, "--out=here/seed0"), "--out")
-    listed = command("--list")[1]
-    assert all(f"  {x} " in listed for x in [*L.TASKS, *L.METHODS, *L.MODELS])
+    assert {*L.TASKS, *L.METHODS, *L.MODELS} <= {*command("--list")[1].split()}
     assert any("step 3 of 3" in line for line in command(*flags)[2])
 
 def test_questions_are_answered_line_by_line(finished, command, monkeypatch):
@@ -1135,8 +1133,7 @@ def test_pictures(tmp_path, capsys):
     keep.part("tests", lambda: tests)
     record = L.make_record(config, torch.device("cpu"), L.Run(model, tests), keep.parts)
     (tmp_path / "abc" / "result.json").write_text(json.dumps(record))
-    capsys.readouterr()
-    folders = [str(tmp_path / name) for name in ("abc", "sums", "pairs")]
+    folders, _ = [str(tmp_path / x) for x in ("abc", "sums", "pairs")], capsys.readouterr()
     assert pictures.main([*folders, "--out", str(tmp_path / "out"), "--question", "129"]) == 0
     names = {path.stem for path in (tmp_path / "out").glob("*.png")}
     assert names == {"accuracy", "abc-training", "abc-bias", "abc-attention", "sums-training",
@@ -1167,17 +1164,18 @@ def process(*arguments, start=(), **more):
 @pytest.mark.check
 def test_25_kills_and_the_same_weights(tmp_path):
     """Killed 25 times at random moments, a run is never unreadable and ends with the same bits."""
-    flags, draw = [*as_flags(small(steps=8000)), "--quiet", "--device=cpu"], random.Random(0)
+    flags, draw = [*as_flags(small(steps=6000)), "--quiet", "--device=cpu"], random.Random(0)
     weights = lambda name: L.load(tmp_path / name)[0].state_dict()
     start = arguments = [*flags, f"--out={tmp_path / 'killed'}"]
     assert process(*flags, f"--out={tmp_path / 'whole'}").wait() == 0
     for kill in range(26):                                   # the last one is left alone
         run = process(*arguments)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            run.wait(draw.uniform(4, 10) if kill < 25 else None)
+            run.wait(draw.uniform(3, 9) if kill < 25 else None)
         run.kill(), run.wait()
-        L.read_checkpoint(tmp_path / "killed")
-        arguments = ["--from", tmp_path / "killed", "--quiet", "--device=cpu"]
+        if (tmp_path / "killed" / "checkpoint.pt").exists():             # else it had not begun
+            L.read_checkpoint(tmp_path / "killed")
+            arguments = ["--from", tmp_path / "killed", "--quiet", "--device=cpu"]
         if run.returncode == 0:
             found, arguments = weights("killed"), start
             assert all(torch.equal(x, found[key]) for key, x in weights("whole").items())
@@ -1194,8 +1192,9 @@ def test_ten_thousand_digits_in_little_memory(finished):
 
 @pytest.mark.check
 def test_two_processes_learn_as_one(tmp_path):
-    losses, flags = [], [*as_flags(small(steps=200)), "--quiet", "--json", "--device=cpu"]
+    found, flags = [], [*as_flags(small(steps=20)), "--quiet", "--device=cpu"]
     for start in (), ("-m", "torch.distributed.run", "--nproc-per-node=2"):
-        out, _ = process(*flags, f"--out={tmp_path / str(len(start))}", start=start).communicate()
-        losses.append([x[1] for x in json.loads(out)["train"]["model"]["curve"]])
-    assert len(losses[0]) == 2 and losses[0] == pytest.approx(losses[1], abs=1e-3)
+        (folder := tmp_path / str(len(start))).mkdir()
+        assert process(*flags, start=start, cwd=folder).wait() == 0
+        found.append(L.load(next(folder.rglob("checkpoint.pt")).parent)[0].state_dict())
+    torch.testing.assert_close(*found, rtol=0, atol=2e-3)
