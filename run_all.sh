@@ -56,15 +56,16 @@ pairs() { for seed in 0 1 2 3; do
 done; }
 
 run() {
-    local file=$records/$1.jsonl done=$records/done
+    local file=$records/$1.jsonl part=$records/$BASHPID
     shift
-    if grep -qxF -- "$*" "$done"; then return; fi
-    if python lengen.py "$@" --quiet --json > "$done.$$.$BASHPID"; then
-        cat "$done.$$.$BASHPID" >> "$file" && echo "$*" >> "$done"
+    if grep -qxF -- "$*" "$records/done"; then return; fi
+    if python lengen.py "$@" --quiet --json > "$part"; then
+        cat "$part" >> "$file"
+        echo "$*" >> "$records/done"
     else
         echo "FAILED: lengen.py $*" >&2
     fi
-    rm -f "$done.$$.$BASHPID"
+    rm -f "$part"
 }
 
 case ${1:-} in
