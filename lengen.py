@@ -96,7 +96,8 @@ def product(a, b):
     return sum(F.pad(a * digit[:, None], (k, 0))[:, :W] for k, digit in enumerate(b.unbind(1)))
 
 class Task(NamedTuple):
-    """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows."""
+    """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows. Of a task
+    without headroom `ask` tells the last digit written."""
     about: str
     columns: Optional[Callable]     # operands (B, W) -> column sums; `carry` makes them the answer
     operands: tuple = ("number",)   # "number": W digits, "digit": one, "short": --second-digits
