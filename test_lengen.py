@@ -147,12 +147,9 @@ def test_bad_examples_are_refused(arguments):
 def test_columns_carry_and_borrow(base):
     columns = torch.randint(-3 * base, 5 * base, (50, 12))
     columns[:, 11] = 50                                      # enough for what is borrowed below it
-    digits, carried = L.carry(F.pad(columns, (0, 6)), base)
+    digits = L.carry(F.pad(columns, (0, 6)), base)
     assert integers(digits, base) == integers(columns, base)
     assert digits.min() >= 0 and digits.max() < base
-    for i in range(12):                                      # it carries if not in 0 .. b^n - 1
-        parts = integers(columns[:, :i + 1], base)
-        assert carried[:, i].tolist() == [not 0 <= x < base ** (i + 1) for x in parts]
     with pytest.raises(ValueError, match="width 2"):
         L.carry(torch.tensor([[0, -1]]), base)
 
@@ -189,25 +186,29 @@ def test_test_numbers_have_exactly_their_length(task, length):
 
 @pytest.mark.parametrize("base, length", [(4, 60), (10, 4), (10, 60)])
 @pytest.mark.parametrize("task", ANSWERING)
-def test_hard_numbers_are_what_their_names_say(task, base, length):
+def test_hard_questions_have_every_kind_of_number_in_every_place(task, base, length):
     spec = L.TASKS[task]
     base = spec.base or base
     top, low, half = base ** length - 1, base ** (length // 2), -(-base // 2)
     digits = lambda n: [int(d) for d in in_base(n, base, length)]
-    meaning = {"0": lambda n, _: n == 0, "1": lambda n, _: n == 1, "random": lambda n, _: n <= top,
-               str(base - 1): lambda n, _: n == base - 1, "99...9": lambda n, _: n == top,
-               "10...0": lambda n, _: n == base ** (length - 1), "the same": lambda n, x: n == x,
-               "..99": lambda n, _: n % low == low - 1, "short": lambda n, _: n < base ** 3,
-               "low digits": lambda n, _: max(digits(n)) < half,
-               "high digits": lambda n, _: min(digits(n)) >= base - half,
-               "complement": lambda n, x: n + x == top + (x % base > 0)}
-    operands, names = L.draw_hard(task, length, 3, base)
+    kinds = dict(zero=lambda n: n == 0, one=lambda n: n == 1, top=lambda n: n == top,
+                 first=lambda n: n == base ** (length - 1), short=lambda n: n < base ** 3,
+                 nines=lambda n: n % low == low - 1, low=lambda n: max(digits(n)) < half,
+                 high=lambda n: min(digits(n)) >= base - half, random=lambda n: n <= top)
+    single = dict(zero=kinds["zero"], one=kinds["one"], top=lambda n: n == base - 1,
+                  random=lambda n: n < base)
+    pairs = dict(same=lambda n, x: n == x, rest=lambda n, x: n + x == top + (x % base > 0))
+    operands = L.draw_hard(task, length, 3, base)
     questions, width = [*zip(*[integers(a, base) for a in operands])], length + spec.headroom
-    assert len(questions) == len(names) and set(Counter(names).values()) == {3}
+    wanted = itertools.product(*[(single if kind == "digit" else kinds).values()
+                                 for kind in spec.operands])
+    for found in wanted:                                     # three of every combination
+        assert sum(all(is_it(n) for is_it, n in zip(found, x)) for x in questions) >= 3
+    if spec.operands == ("number", "number"):
+        for is_it in pairs.values():
+            assert sum(is_it(b, a) for a, b in questions) >= 3 * len(kinds)
     source, target = L.arrange(task, L.pad(task, operands, width), base)
-    for row, (name, numbers) in enumerate(zip(names, questions)):
-        parts = name.split(f" {spec.sign} ") if spec.sign else [name]        # "99...9 + 1"
-        assert all(meaning[x](n, numbers[0]) for x, n in zip(parts, numbers, strict=True)), name
+    for row, numbers in enumerate(questions):
         found = L.decode(source[row]), L.decode(target[row])
         assert found == written(task, width, base, *numbers)
 
@@ -225,7 +226,7 @@ def test_a_new_task_is_one_entry(monkeypatch):
     assert L.example("minus", "107", "9") == ("$107-009&", "$890&")
     with pytest.raises(ValueError, match="a >= b"):
         L.example("minus", "5", "7")
-    for operands in (L.draw_hard("minus", 12, 2, 10)[0], L.draw_test("minus", 12, 50, 10)):
+    for operands in (L.draw_hard("minus", 12, 2, 10), L.draw_test("minus", 12, 50, 10)):
         found = (map(L.decode, rows) for rows in L.arrange("minus", operands))
         for *texts, a, b in zip(*found, *(integers(x, 10) for x in operands)):
             assert tuple(texts) == written("minus", 12, 10, a, b)
@@ -263,10 +264,8 @@ def test_relative_scores_equal_the_papers_sums(double):
 
 def test_alibi_causal_and_window():
     assert L.alibi_slopes(8).tolist() == [2.0 ** -h for h in range(1, 9)]
-    twelve = [2.0 ** -h for h in range(1, 9)] + [.707107, .353553, .176777, .088388]
-    assert L.alibi_slopes(12).tolist() == pytest.approx(twelve, abs=1e-6)
-    for h, i, j in itertools.product(range(3), range(4), range(6)):
-        assert L.alibi_bias(3, 4, 6)[h, i, j] == -[0.0625, 0.00390625, 0.25][h] * abs(i - j)
+    for h, i, j in itertools.product(range(4), range(4), range(6)):
+        assert L.alibi_bias(4, 4, 6)[h, i, j] == -[1 / 4, 1 / 16, 1 / 64, 1 / 256][h] * abs(i - j)
     assert opened(L.causal_bias(5)[0]) == [list(range(i + 1)) for i in range(5)]
     assert [len(row) for row in opened(L.window_bias(2, 6, 6)[0])] == [1, 2, 3, 3, 3, 3]
     assert torch.equal(L.window_bias(5, 6, 6), L.causal_bias(6))
@@ -387,8 +386,8 @@ def test_transformer_equals_torchs_layers(double, preset):
         x = theirs(x, memory, L.causal_bias(5)[0], cross.repeat(2, 1, 1))
     if preset == "fast":
         x = F.layer_norm(x, (16,), model.norm.weight, model.norm.bias)
-    found = model(source, target, [(L.causal_bias(5), cross)] * 3)
-    torch.testing.assert_close(found, model.head(x))
+    model.bias = lambda layer, kind, T, S: cross if kind == "cross" else None
+    torch.testing.assert_close(model(source, target), model.head(x))
 
 def test_dropout_is_on_weights_feed_forward_and_sublayers(monkeypatch):
     shapes, x = [], torch.randn(2, 5, 16)
@@ -429,18 +428,18 @@ def test_a_learned_bias_is_one_entry(monkeypatch):
         def forward(self, layer, kind, T, S):
             offset = torch.arange(S) - torch.arange(T)[:, None]
             return super().forward(offset.clamp(-8, 8) + 8).permute(2, 0, 1)
-    monkeypatch.setitem(L.METHODS, "t5", L.Method("", "", bias=lambda config: Learned(17, 2)))
+    monkeypatch.setitem(L.METHODS, "t5", L.Method("", bias=lambda config: Learned(17, 2)))
     config, (_, first) = small(method="t5"), spy_on_steps(monkeypatch)
     scalars = L.learn(config, CPU, L.Keep(config), L.silent).model.bias.weight
     assert (scalars != first[0].bias.weight)[8 - 2:8 + 5].all()
 
-@pytest.mark.parametrize("pairs, said", [
-    ([(5, 0)], "1 (self, cross) pairs, 2 layers"), ([(5, 0), (5, (2, 5, 5))], "cross of layer 2"),
-    ([(4, 0), (5, 0)], "self of layer 1"), ([(5, (3, 5, 7)), (5, 0)], "cross of layer 1")])
-def test_biases_that_do_not_fit_are_named(pairs, said):
-    pairs = [(L.causal_bias(T), torch.zeros(shape) if shape else None) for T, shape in pairs]
-    with pytest.raises(ValueError, match=re.escape(said)):
-        L.Transformer(small())(torch.ones(2, 7).long(), torch.ones(2, 5).long(), pairs)
+@pytest.mark.parametrize("kind, shape, said", [
+    ("self", (2, 4, 4), "self bias of layer 0"), ("cross", (3, 5, 7), "cross bias of layer 0"),
+    ("cross", (5, 7), "cross bias of layer 0")])
+def test_biases_that_do_not_fit_are_named(kind, shape, said):
+    bias = lambda layer, where, T, S: torch.zeros(shape) if where == kind else None
+    with pytest.raises(ValueError, match=said):
+        L.Transformer(small(), bias)(torch.ones(2, 7).long(), torch.ones(2, 5).long())
 
 def greedy(model, source, limit):
     """Greedy decoding as everybody writes it: one token after the other."""
@@ -451,7 +450,8 @@ def greedy(model, source, limit):
     return target
 
 def random_sources(config, n=6):
-    return L.present(config, L.draw_test(config.task, 8, n, 10), 9)[0]
+    numbers = L.pad(config.task, L.draw_test(config.task, 8, n, 10), 9)
+    return L.arrange(config.task, numbers, config.base, config.align)[0]
 
 @pytest.mark.parametrize("method", L.METHODS)
 def test_decoding_equals_the_greedy_loop(double, method):
@@ -551,7 +551,6 @@ def test_uniform_attention_markers_and_mask():
     assert where(mask=L.causal_bias(6)) == [[0], [1], [1], [1], [1, 4], [1, 4]]
 
 @pytest.mark.parametrize("options", [
-    dict(rules="loose"), dict(kapa=1), dict(directions=(2,)), dict(empty="last"),
     dict(attention=torch.rand(3, 7)), dict(attention=torch.rand(2, 3, 7) / 0),
     dict(blocks=[(3, 5), (3, 5)]), dict(blocks=[(3, 5), (4, 5)])])
 def test_calibration_refuses_what_it_cannot_read(options):
@@ -615,7 +614,7 @@ def test_attention_is_averaged_over_right_examples_alone(double):
     own, cross, correct = L.collect_attention(model, source, target, batch=3)
     assert correct == 4
     torch.testing.assert_close((own, cross), (torch.stack(sums[0::2]), torch.stack(sums[1::2])))
-    with pytest.raises(ValueError, match="no example"):
+    with pytest.raises(RuntimeError, match="no example"):
         L.collect_attention(model, source[2:5], target[2:5])
 
 def test_rules_of_a_calibration():
@@ -658,7 +657,7 @@ def test_training_is_torchs_own(double, monkeypatch, model, optimizer):
     """The steps of a run once more: cross-entropy, gradients cut at norm 1, torch's optimizers."""
     config = small(model, optimizer=optimizer, lr=0.02, steps=40)
     seen, first = spy_on_steps(monkeypatch)
-    run, kind = L.LEARN[model](config, CPU, L.Keep(config), L.silent), config.kind
+    run, kind = L.LEARN[config.kind](config, CPU, L.Keep(config), L.silent), config.kind
     theirs = first[0].train()
     named = dict(theirs.named_parameters())
     matrices = [x for name, x in named.items() if optimizer == "muon" and x.dim() == 2
@@ -732,9 +731,7 @@ def test_tests_count_what_is_right():
         asked, model.asked = model.asked[:row["n"]], model.asked[row["n"]:]
         wrong = sum(n % 10 == 7 for n in asked)
         assert row["correct"] == row["n"] - wrong
-        if row["set"] == "hard":
-            assert sum(row["missed"].values()) == wrong
-        else:
+        if row["set"] == "random":
             assert row["n"] == 300 and wrong and {len(str(n)) for n in asked} == {row["digits"]}
             assert row["places"][:2] == [1, pytest.approx(1 - wrong / 300, abs=1e-4)]
             assert len(row["places"]) == max(7, row["digits"] + 1)           # the width
@@ -746,16 +743,16 @@ def killed_every(n, config, folder, monkeypatch, kills=INF):
     """Run, be killed at the n-th report, go on from the file, until it is done -> parts, kills."""
     ticks, killed = itertools.count(0, 2), 0
     monkeypatch.setattr(L.time, "perf_counter", lambda: next(ticks))     # 2 s a look at the clock
-    monkeypatch.setattr(L, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(L, "SECONDS", -1)
     keep = L.Keep(config, folder)
     while killed < kills:
         reports = itertools.count(1)
 
-        def report(*_, **numbers):
+        def report(text):
             if next(reports) == n:
                 raise Killed
         try:
-            L.LEARN[config.model](config, CPU, keep, report)
+            L.LEARN[config.kind](config, CPU, keep, report)
             return keep.parts, killed
         except Killed:
             killed, (again, parts, current) = killed + 1, L.read_checkpoint(folder)
@@ -770,7 +767,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(model, options, tmp_path, monkeyp
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
     config, bare = small(model, steps=6, **options), {"seconds": 0, "weights": 0}
     whole = L.Keep(config)
-    L.LEARN[model](config, CPU, whole, L.silent)
+    L.LEARN[config.kind](config, CPU, whole, L.silent)
     parts, kills = killed_every(3, config, tmp_path, monkeypatch)
     assert kills >= 2 and list(parts) == list(whole.parts)
     for name, part in whole.parts.items():
@@ -794,7 +791,7 @@ def test_abc_is_exact_at_ten_times_the_length(finished, command):
     assert {right(row) for row in record["tests"]["rows"]} == {(6, True), (60, True)}
     numbers = [0, 9, 999, 10 ** 60 - 1, 12345678901234567890, 10 ** 119 + 9]
     code, out, err = command("--from", folder, "--ask", *numbers)
-    assert (code, err) == (0, []) and out.split() == [str(n + 1) for n in numbers]
+    assert code == 0 and out.split() == [str(n + 1) for n in numbers]
     code, out, _ = command("--from", folder, "--lengths=30,110", "--samples=50", "--json")
     assert {right(row) for row in json.loads(out)["tests"]["rows"]} == {(30, True), (110, True)}
     assert json.loads((folder / "result.json").read_text()) == record    # nothing has changed there
@@ -821,13 +818,11 @@ def runs(tmp_path_factory):
     return base
 
 DAMAGE = """done config = None|parts = 7|current = None|config["n_layer"] = 0|config["d_model"] = 8
-done config["task"] = "nothing"|config["colour"] = 3|parts["model"] = {}|del parts["model"]
+done config["task"] = "nothing"|config["colour"] = 3|parts["model"] = {}
 done parts["model"]["weights"] = None|weights["head.weight"] = weights["head.weight"][1:]
-done weights["head.weight"] = weights["head.weight"].double()|weights["head.weight"] /= 0
 done del weights["head.weight"]|weights["more"] = torch.zeros(2)
-stopped current["step"] = 3|current["step"] = 0|current["step"] = "1"|current["model"] = {}
-stopped del current["optimizers"][1]|current["optimizers"] = None|del current["curve"]
-stopped current["model"]["head.weight"] *= float("nan")"""
+stopped current["model"] = {}|del current["curve"]|del current["optimizers"][1]
+stopped current["optimizers"] = None"""
 
 @pytest.mark.parametrize("folder, damage", [
     (row.split()[0], x) for row in DAMAGE.splitlines() for x in row.partition(" ")[2].split("|")])
@@ -922,7 +917,7 @@ def test_encoder_equals_torchs(double, model, preset):
         layer_into_torch(a, b)
     tokens = torch.randint(15, (4, 13))
     x = ours.embedding(tokens) + L.sinusoidal(torch.arange(13), 16)
-    x = ours.norm(theirs(x)) if preset == "fast" else theirs(ours.first_norm(x))
+    x = ours.norm(theirs(x)) if preset == "fast" else theirs(ours.dropout[0](x))
     torch.testing.assert_close(ours(tokens, tokens[:, :7]), ours.head(x)[:, :7])
 
 @pytest.mark.parametrize("task", ENCODING)
@@ -943,8 +938,10 @@ def test_training_sets_are_primed_as_asked(monkeypatch, task):
     assert len(set(tuned)) <= 6 and all(a > 9999 for a, _ in tuned)
 
 def test_even_numbers_have_every_length_equally_often():
-    lengths = Counter(len(str(n)) for n in integers(L.numbers_below(4, 20_000, 6, True), 10))
-    assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
+    config = small("encoder", width=6)
+    for numbers in L.draw_encoder(config, 4, 20_000, even=True):
+        lengths = Counter(len(str(n)) for n in integers(numbers, 10))
+        assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
 
 # ---- 9. Command line: exit codes, one line for bad input, every option from its own limits
 BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optimizer sgd|--steps 1.5
@@ -981,7 +978,8 @@ def test_every_limit_is_kept(command, field):
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
     assert (c.n_encoder, c.n_layer, c.n_head, c.d_model, c.dropout) == (1, 6, 8, 128, 0.3)
-    assert (c.lr, c.optimizer, c.rules, c.embedding_std) == (1e-5, "adam", "paper", 1.33)
+    assert (c.lr, c.optimizer, c.rules, c.width) == (1e-5, "adam", "paper", 61)
+    assert L.Transformer(c).embedding.weight.detach().std() == pytest.approx(1.33, abs=0.05)
     assert (e.n_encoder, e.d_model, e.n_head, e.lr, e.batch) == (6, 1024, 16, 1e-4, 32)
 
 def random_options(draw):
@@ -1031,16 +1029,17 @@ def test_what_a_run_prints_and_keeps(command):
     assert {*L.TASKS, *L.METHODS, *L.MODELS} <= {*command("--list")[1].split()}
     assert any("step 3 of 3" in line for line in command(*flags)[2])
 
-def test_questions_are_answered_line_by_line(finished, command, monkeypatch):
+def test_questions_are_answered_line_by_line(finished, command):
     shutil.copytree(finished[0], "runs/newest")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("99\n 1 2 \n1.5\n\n7"))
-    code, out, err = command("--ask", "41", "-")
-    assert code == 2 and out.split() == ["42", "100", "13", "?", "?", "8"] and "newest" in err[0]
+    code, out, err = command("--ask", "41", " 1 2 ", "99")
+    assert code == 0 and out.split() == ["42", "13", "100"] and "newest" in err[0]
+    code, out, err = command("--ask", "1.5")
+    assert code == 2 and out == "" and "1.5" in err[1]
 
 def test_failures_and_interruptions(command, monkeypatch):
     flags, fail = [*as_flags(small()), "--quiet", "--device=cpu"], lambda *given: torch.tensor(INF)
     for error, code, said in [(KeyboardInterrupt(), 130, "--from"), (RuntimeError("a\nb"), 1, "a"),
-                              (MemoryError(), 1, "--batch"), (None, 1, "the loss is inf")]:
+                              (MemoryError(), 1, "MemoryError"), (None, 1, "the loss is inf")]:
         raises = lambda *given: (_ for _ in ()).throw(error)
         with monkeypatch.context() as patch:
             patch.setattr(L, "take_step", raises if error else fail)

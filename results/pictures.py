@@ -136,12 +136,11 @@ def places(plt, config, run, record, question):
     steps, _, *checks = zip(*record["train"]["model"]["curve"])
     panels[1].plot(steps, 100 * torch.tensor(checks).T.numpy(), label=range(1, 1 + len(checks)))
     L.seed_by_name(config.seed, "test", length := max(config.lengths))       # those of the test
-    a = L.numbers_below(length, config.samples, config.width)
-    b = L.second_operands(config, length, config.samples)
-    asked = L.arrange_encoder(config.task, a, b, config.modulus)
+    operands = L.draw_encoder(config, length, config.samples)
+    asked = L.arrange_encoder(config.task, *operands, config.modulus)
     wrong = 100.0 * ~L.right_tokens(run.model, *asked).all(1)
-    sums = L.TASKS[config.task].columns(*(F.pad(x, (0, config.width)) for x in (a, b)))
-    carries = L.carry(sums, 10)[1].sum(1)
+    sums = L.TASKS[config.task].columns(*(F.pad(x, (0, config.width)) for x in operands))
+    carries = (L.carry(sums, 10) != sums % 10).sum(1)        # into each place
     found = {n: wrong[carries == n] for n in carries.unique().tolist()}
     bars = panels[2].bar(list(found), [float(x.mean()) for x in found.values()])
     panels[2].bar_label(bars, [len(x) for x in found.values()], fontsize=7)

@@ -129,7 +129,8 @@ def ask(config, digits, B):
     """-> source and target of B random questions."""
     L.seed_by_name("speed", digits)
     width = L.question_width(config.task, digits, config.base)
-    return L.present(config, L.draw_test(config.task, digits, B, config.base), width)
+    numbers = L.pad(config.task, L.draw_test(config.task, digits, B, config.base), width)
+    return L.arrange(config.task, numbers, config.base, config.align)
 
 
 def evaluation(model, source, target, rounds):
