@@ -9,8 +9,7 @@ those places (Attention Bias Calibration, ABC) and tests it, beside the methods 
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
     python lengen.py --ask 123+748                        # ask the newest finished run
 
-Sections 1 to 6 are ABC: tasks, positions and biases, attention, transformer, calibration, training;
-then 7 consecutive pairs, 8 encoders, 9 command line.
+Sections 1 to 6 are ABC; then come 7 consecutive pairs, 8 encoders, 9 command line.
 
 B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of
 an operand; m x n is an attention matrix at training length, M x N at another. Lengths count digits,
@@ -98,7 +97,7 @@ TASKS = {
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*", steps=(1200, 1000)),
-    "parity": Task("running xor of the bits, last bit first; the last one is the parity",
+    "parity": Task("running xor of the bits, last bit first",
                    lambda a: a.cumsum(1) % 2, headroom=0, base=2, steps=(500, 300)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
@@ -128,7 +127,7 @@ def arrange(task, operands, base=10, align=False):
 
 def example(task, *operands, width=None, base=10, align=False):
     """One worked example: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
-    By default wide enough for every answer. Raises: ValueError for operands outside the task."""
+    By default wide enough for every answer. Raises: ValueError outside the task."""
     spec = TASKS.get(task)
     if not spec or "seq2seq" not in spec.models or not 2 <= base <= 10:
         raise ValueError(f"no task {task!r} in base {base}")
@@ -152,7 +151,7 @@ def to_digits(numbers, width, base):
     return torch.stack(digits, 1)
 
 def n_digits(a):
-    """Digits (B, W) -> how many each number has, without zeros in front (B,), at least 1."""
+    """Digits (B, W) -> how many, without zeros in front (B,), at least 1."""
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
 def question_width(task, digits, base=10):
@@ -221,10 +220,10 @@ def sinusoidal(positions, d_model):
 
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
-    Source: Su et al. 2021, Eqs. 14 and 34. Raises: ValueError when D is odd."""
+    Source: Su et al. 2021, Eqs. 14 and 34. Raises: ValueError for odd D."""
     D = x.shape[-1]
     if D % 2:
-        raise ValueError(f"RoPE rotates pairs of channels; the head width {D} is odd")
+        raise ValueError(f"RoPE rotates pairs; the head width {D} is odd")
     pairs = torch.arange(0, D, 2, dtype=torch.float64)
     angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)  # (T, D / 2)
     cos, sin = angles.cos().to(x), angles.sin().to(x)
@@ -435,7 +434,7 @@ class Config:
     optimizer: str = option("of layers", ("muon", "adam", "adam"), choices=("muon", "adam"))
     lr: float = option("peak learning rate", (4e-3, 1e-3, 1e-4), 1e-12, 10)
     batch: int = option("examples a step", (64, 64, 1000), 1, 10 ** 5)
-    steps: int = option("of the first training, by default of the task", (None, 2000, 10_000))
+    steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
     kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -1e6, 1e6)
@@ -457,13 +456,13 @@ class Config:
     d_vocab: int = option("integers", (NO, NO, 16), 4, 2 ** 16)
     d_head: int = option("width of queries and keys", (NO, NO, 32), 1, 8192)
     dummy: bool = option("a dummy token before each sequence", (NO, NO, False))
-    plant: float = option("probability that two places become a pair", (NO, NO, 0.0), 0, 1)
+    plant: float = option("share of places that are made pairs", (NO, NO, 0.0), 0, 1)
 
     def __post_init__(self):
         _, *fields = dataclasses.fields(self)
         self.task = self.task or "successor"
         if self.task not in TASKS:
-            raise ValueError(f"--task: {self.task!r} is unknown; choose from {', '.join(TASKS)}")
+            raise ValueError(f"--task: {self.task!r} is none of {', '.join(TASKS)}")
         spec = TASKS[self.task]
         self.model = self.model or spec.models[0]
         if self.model not in spec.models:
@@ -490,7 +489,7 @@ class Config:
             elif usual[field.name] == NO:
                 raise ValueError(f"{name}: has no effect on {self.model}, {self.method}")
             elif choices and value not in choices:
-                raise ValueError(f"{name}: {value!r} is unknown; choose from {', '.join(choices)}")
+                raise ValueError(f"{name}: {value!r} is none of {', '.join(choices)}")
             elif field.type not in (str, bool) and not all(low <= n <= high for n in numbers):
                 raise ValueError(f"{name}: {value} is not between {low} and {high}")
         self.settle(spec, method)
@@ -521,7 +520,7 @@ class Config:
             self.clip = self.clip or 2 * self.width
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
-        parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs of channels
+        parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs
         if self.d_model % parts:
             raise ValueError(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 
@@ -665,7 +664,6 @@ def find_lines(attention, directions, kappa, reach, support, blocks=None, marker
     """
     _, m, n = attention.shape
     blocks, found = blocks or [n], []
-    markers = torch.ones(n, dtype=torch.bool) if markers is None else markers
     for direction in directions:
         lines = [(b, offset, x.mean(1)) for b, part in enumerate(attention.split(blocks, 2))
                  for offset, x in lines_along(part, direction) if x.shape[1] > support * m]
@@ -673,13 +671,13 @@ def find_lines(attention, directions, kappa, reach, support, blocks=None, marker
             continue
         d = torch.stack([mean for _, _, mean in lines], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        flat = sigma <= 1e-5 * mu.abs()  # rounding is no pattern
+        flat = sigma <= 1e-5 * mu.abs()  # rounding alone
         z = ((d - mu) / sigma.masked_fill(flat, 1)).masked_fill(flat, -INF)
         value = d - d.amax(1, keepdim=True)
         threshold = kappa * math.sqrt(len(lines) - 1) if reach else kappa
         for h, l in (z > threshold).nonzero().tolist():
             b, offset, _ = lines[l]
-            if direction or markers.split(blocks)[b][offset]:
+            if direction or markers is None or markers.split(blocks)[b][offset]:
                 found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
     return found
 
@@ -741,7 +739,7 @@ def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
     (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S), how many are correct. Source:
     v1, Sec. 5, step 1; v2, App. D. Differs: after the softmax, as in the authors' code; the formula
-    has scores before it. Raises: RuntimeError when no example is correct."""
+    has scores before it. Raises: RuntimeError if none is correct."""
     seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
     hooks = [attention.register_forward_hook(watch) for layer in model.decoder
@@ -755,13 +753,13 @@ def collect_attention(model, source, target, batch=250):
     for hook in hooks:
         hook.remove()
     if not correct:
-        raise RuntimeError("the model answers no example correctly; train it longer (--steps)")
+        raise RuntimeError("the model answers no example correctly; raise --steps")
     means = [sum(parts) / correct for parts in zip(*totals)]
     return torch.stack(means[0::2]), torch.stack(means[1::2]), correct
 
 def column_blocks(task, S):
-    """Source columns as blocks -> (columns of each block, markers (S,) bool: columns that hold no
-    digit of a number). In `$0123|+0748|&` each number takes the marker on its left along."""
+    """Source columns as blocks -> columns of each, markers (S,) bool: columns that hold no digit of
+    a number. In `$0123|+0748|&` each number takes the marker on its left along."""
     kinds = TASKS[task].operands
     numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")  # `&` or `*7&`
     each = (S - rest) // numbers
@@ -771,7 +769,7 @@ def column_blocks(task, S):
 def calibrate(config, self_attention, cross_attention):
     """Averaged attention (n_layer, H, T, T), (n_layer, H, T, S) -> list of Line.
 
-    config.rules "paper": one block, all directions, the last layer's lines for all layers. Else a
+    Rules "paper": one block, all directions, the last layer's lines for all layers. Else a
     block an operand, each layer its own lines, (1, 1) alone in self-attention but never in
     cross-attention, where it would read numbers from their first digit on. Of a fixed width only
     the rows that training fills (authors' code: the first 6). Source: v2, App. D, step 2.
@@ -817,8 +815,8 @@ def calibrated_bias(config, lines):
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
 
-SECONDS = 3  # between two reports of a training, after each of which it is kept
-silent = lambda text: None  # a report, what to tell the user, that goes nowhere
+SECONDS = 3  # between reports of a training, at each of which it is kept
+silent = lambda text: None  # a report that goes nowhere
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
@@ -835,7 +833,7 @@ def refused(text):
         raise ValueError(f"{text}: {why[:300]}") from None
 
 class Keep:
-    """Parts of a run by name, and the training under way; with a folder, in its checkpoint.pt."""
+    """Parts of a run by name, and the training under way; in checkpoint.pt if there is a folder."""
     def __init__(self, config, folder=None, parts=None, current=None):
         self.config, self.path = config, folder and Path(folder) / "checkpoint.pt"
         self.parts, self.current = parts or {}, current or {}
@@ -850,16 +848,16 @@ class Keep:
     def save(self):
         """Write beside the file, then move into place: it is never half-written."""
         if self.path:
-            state, buffer = dict(config=dataclasses.asdict(self.config), parts=self.parts,
-                                 current=self.current), io.BytesIO()
-            torch.save(state, buffer)
-            self.path.with_suffix(".part").write_bytes(buffer.getbuffer())
-            os.replace(self.path.with_suffix(".part"), self.path)
+            buffer, beside = io.BytesIO(), self.path.with_suffix(".part")
+            torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
+                            current=self.current), buffer)
+            beside.write_bytes(buffer.getvalue())
+            os.replace(beside, self.path)
 
 def read_checkpoint(folder):
     """-> config, parts, training under way. Raises: ValueError; no code in the file is run."""
     path = Path(folder) / "checkpoint.pt"
-    with refused(f"{str(folder)!r} holds no run that can be read"):
+    with refused(f"{str(folder)!r} holds no readable run"):
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():
                 raise ValueError("the file is damaged")
@@ -867,7 +865,7 @@ def read_checkpoint(folder):
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
 def make_optimizers(model, config):
-    """Muon for matrices of layers and Adam for all else at a quarter of its rate, or Adam for all.
+    """Muon for matrices of layers, Adam for all else at a quarter of its rate, or Adam for all.
     Differs: ABC's papers have Adam alone, Jelassi AdamW."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
@@ -877,8 +875,9 @@ def make_optimizers(model, config):
     betas = (0.9, 0.98) if config.kind == "seq2seq" else (0.9, 0.999)
     adam = torch.optim.AdamW(rest, config.lr / 4 if muon else config.lr, betas, fused=True,
                              weight_decay=0.01 if config.kind == "encoder" else 0.0)
-    return [adam, torch.optim.Muon(muon, config.lr, 0.0, adjust_lr_fn="match_rms_adamw")] if (
-        muon) else [adam]
+    if not muon:
+        return [adam]
+    return [adam, torch.optim.Muon(muon, config.lr, 0.0, adjust_lr_fn="match_rms_adamw")]
 
 def take_step(model, optimizers, source, target, share=1.0, precision="float32"):
     """One step at a share of the peak rate -> the loss, cross-entropy of target (B, T + 1), each
@@ -903,12 +902,12 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     if name in keep.parts:
         return model.load_state_dict(keep.parts[name]["weights"])
     device, number, count = next(model.parameters()).device, 0, 1
-    if torch.distributed.is_initialized():  # by torchrun: processes share each batch
+    if torch.distributed.is_initialized():  # torchrun: processes share each batch
         number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     optimizers, saved = make_optimizers(model, keep.config), keep.current
     now = dict(step=0, seconds=0.0, curve=[])
     if saved.get("name") == name:
-        with refused("the training under way does not fit the options"):
+        with refused("the training under way does not fit"):
             model.load_state_dict(saved["model"])
             for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -929,9 +928,9 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
             if not loss.isfinite():
                 raise FloatingPointError(f"the loss is {loss.item()} at step {step} of {name}")
             report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {now['seconds']:.0f} s")
-            keep.current = dict(now, name=name, model=model.state_dict(),
-                                optimizers=[x.state_dict() for x in optimizers])
             if step < steps:
+                keep.current = dict(now, name=name, model=model.state_dict(),
+                                    optimizers=[x.state_dict() for x in optimizers])
                 keep.save()
     weights = {key: x.detach().clone() for key, x in model.state_dict().items()}
     keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
@@ -959,8 +958,7 @@ def questions(config, length):
             for name, operands in sets.items()}
 
 def evaluate(model, config, questions=questions, report=silent):
-    """Test at config.lengths -> {"rows", "seconds"}; a row has "digits", "set", "correct", "n" and
-    "places", the share right of each digit."""
+    """Test at config.lengths -> {"rows", "seconds"}; "places" is the share right of each digit."""
     rows, start = [], time.perf_counter()
     for length in sorted(set(config.lengths)):
         report(f"test of {length} digits")
@@ -974,7 +972,7 @@ def evaluate(model, config, questions=questions, report=silent):
 
 def ask(model, config, question):
     """A question, such as "123+748" -> the answer, "871"; without headroom, as of parity, its last
-    digit. Raises: ValueError for a question outside the task."""
+    digit. Raises: ValueError outside the task."""
     spec = TASKS[config.task]
     operands = question.split(spec.sign or None)
     with refused(f"{question!r} is no question of {config.task}, {spec.about}"):
@@ -992,8 +990,8 @@ def training_batch(config, numbers, widths, B):
     """B questions on some of these numbers, at one of these widths -> source, target."""
     width = widths[int(torch.randint(len(widths), (1,)))]
     number = lambda: to_digits(numbers[torch.randint(len(numbers), (B,))], width, config.base)
-    return arrange(config.task, draw(config.task, B, config.base, number), config.base,
-                   config.align)
+    operands = draw(config.task, B, config.base, number)
+    return arrange(config.task, operands, config.base, config.align)
 
 class Run(NamedTuple):
     model: nn.Module
@@ -1006,7 +1004,7 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
-    Differs: Muon's rate falls linearly to zero. Raises: RuntimeError when no answer is right."""
+    Differs: Muon's rate falls linearly to zero. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
@@ -1096,7 +1094,7 @@ def learn_pairs(config, device, keep, report):
 #
 # Source: Jelassi. One pass over the question: answer digit t is read off at token t. Numbers
 # start with their most significant digit and are padded on the right, so digits of equal weight
-# are aligned only where numbers are equally long. + and * serve for the paper's four signs.
+# are aligned only in numbers of equal length. + and * serve for the paper's four signs.
 
 ENCODER = dict(operands=("number", "number"), sign="+", models=("universal", "encoder"))
 PRODUCT = ENCODER | dict(operands=("number", "short"), sign="*")
@@ -1218,16 +1216,16 @@ def load(folder):
     return run.model, config, run
 
 def wilson(correct, n, z=1.959964):
-    """Wilson 95% interval of a share -> (low, high). Source: Wilson 1927."""
+    """95% interval of a share -> (low, high). Source: Wilson 1927."""
     centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
 def percent(share):
-    """A share in percent, rounded down: 100 is said of nothing less."""
+    """In percent, rounded down: 100 is said of nothing less."""
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
 
 def make_record(config, device, run, parts):
-    """What a run came to, as plain values: one line of JSON."""
+    """What a run came to, as plain values."""
     git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     commit = shutil.which("git") and subprocess.run(git, capture_output=True, text=True).stdout
     cuda, threads = device.type == "cuda", f"cpu, threads: {torch.get_num_threads()}"
@@ -1286,7 +1284,7 @@ def parser():
     p.add_argument("--out", help="new folder, by default under runs/")
     p.add_argument("--from", metavar="DIR", help="finish this run, test it at --lengths, --ask it")
     p.add_argument("--ask", nargs="+", help="123+748, of --from or of the newest finished run")
-    p.add_argument("--json", action="store_true", help="print the record, a line of JSON")
+    p.add_argument("--json", action="store_true", help="print the record as JSON")
     p.add_argument("--quiet", action="store_true", help="no progress on standard error")
     p.add_argument("--list", action="store_true", help="print tasks, methods and models")
     return p
@@ -1311,7 +1309,7 @@ def new_folder(config, options):
     """Made here, so that no two runs share one."""
     if os.environ.get("RANK", "0") != "0":
         return None
-    name = f"runs/{config.task}-{config.model}-{config.method}-seed{config.seed}-{time.time_ns()}"
+    name = f"runs/{config.task}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", name))
     if "out" in options and "seeds" in options:
         folder = folder / f"seed{config.seed}"
@@ -1351,7 +1349,7 @@ def answer(options):
     """--ask: a line for each question."""
     finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
     if "from" not in options and not finished:
-        raise ValueError("--ask: no finished run under runs/; name one by --from DIR")
+        raise ValueError("--ask: there is no finished run under runs/")
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
     if config.kind != "seq2seq":
@@ -1360,7 +1358,7 @@ def answer(options):
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
 
-# Options that do something of their own, and those that go with them.
+# What goes with options that do something of their own.
 ALONE = {"list": (), "ask": ("from",), "from": ("device", "json", "quiet", "lengths", "samples")}
 
 def run_command(options):
@@ -1392,7 +1390,7 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
-        text, code = "interrupted; go on by --from and the run's folder", 130
+        text, code = "interrupted; go on by --from DIR", 130
     except Exception as error:
         text, code = str(error).partition("\n")[0] or repr(error), 2 * isinstance(error, ValueError)
     say(f"lengen: {text}")

@@ -125,12 +125,11 @@ def greedy(model, source, limit):
     return target
 
 
-def ask(config, digits, B):
-    """-> source and target of B random questions."""
+def random_questions(config, digits, B):
     L.seed_by_name("speed", digits)
-    width = L.question_width(config.task, digits, config.base)
-    numbers = L.pad(config.task, L.draw_test(config.task, digits, B, config.base), width)
-    return L.arrange(config.task, numbers, config.base, config.align)
+    numbers = L.draw_test(config.task, digits, B, config.base)
+    padded = L.pad(config.task, numbers, L.question_width(config.task, digits, config.base))
+    return L.arrange(config.task, padded, config.base, config.align)
 
 
 def evaluation(model, source, target, rounds):
@@ -164,11 +163,11 @@ def measure(quick, seed, trained):
     yield f"abc_bias, {' x '.join(map(str, shape))}", ours, None
     yield "- the loops of Eq. 1", loop, loop / ours
     digits, B = (10, 4) if quick else (60, 64)
-    slow, ours = evaluation(model, *ask(config, digits, B), 1 if quick else 5)
+    slow, ours = evaluation(model, *random_questions(config, digits, B), 1 if quick else 5)
     yield f"test of {B} questions of {digits} digits in one pass", ours, None
     yield "- greedy decoding, token by token", slow, slow / ours
     for digits in (100, 200) if quick else (1000, 10_000):
-        taken, passes = decoding(model, *ask(config, digits, 1), rounds=1)
+        taken, passes = decoding(model, *random_questions(config, digits, 1), rounds=1)
         yield f"a digit of an answer of {digits:,}, {passes} passes", taken / digits, None
 
 
