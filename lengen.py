@@ -38,6 +38,7 @@ import zipfile
 from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Callable, NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn as nn
@@ -189,20 +190,18 @@ def draw_hard(task, length, B, base):
     """Operands that are rare among random ones: B of every kind below in every place."""
     place, top, half = torch.arange(length), base - 1, -(-base // 2)
     unit, sets = (place == 0).long(), [[]]
-
-    def kinds(kind, before):
-        a = torch.randint(base, (B, 1 if kind == "digit" else length))
-        if kind == "digit":
-            return [a * 0, a * 0 + 1, a * 0 + top, a]
-        found = [a * 0, a * 0 + unit, a * 0 + unit.flip(0), a * 0 + top,  # 0, 1, 10...0, 99...9
-                 a.masked_fill(place < length // 2, top), a * (place < 3),  # ...99, short ones
-                 a % half, top - a % half, a]  # no carries, carries everywhere
-        for x in before:  # the same number, and its complement
-            found += [x, top - x + unit * (x > 0)]
-        return found
-
     for kind in TASKS[task].operands:
-        sets = [[*before, x] for before in sets for x in kinds(kind, before)]
+        a, earlier = torch.randint(base, (B, length)), sets
+        kinds = [a * 0, a * 0 + unit, a * 0 + top, a]  # 0, 1, 99...9, random
+        if kind == "digit":
+            kinds = [x[:, :1] for x in kinds]
+        else:  # 10...0, ...99, short, no carries, carries everywhere
+            kinds += [a * 0 + unit.flip(0), a.masked_fill(place < length // 2, top),
+                      a * (place < 3), a % half, top - a % half]
+        sets = [[*before, x] for before in earlier for x in kinds]
+        if kind == "number":  # the same number again, and its complement
+            sets += [[*before, y] for before in earlier for x in before
+                     for y in (x, top - x + unit * (x > 0))]
     return TASKS[task].admit(*(torch.cat(parts) for parts in zip(*sets)))
 
 # ----------------------------------------
@@ -890,7 +889,9 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
-        optimizer.step()
+        # torch's Muon works in bfloat16, which takes a CPU three times as long as float32
+        with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
+            optimizer.step()
         optimizer.zero_grad()
     return loss.detach()
 
@@ -1237,30 +1238,27 @@ def make_record(config, device, run, parts):
                for name, part in parts.items() if "weights" in part},
         lines=[line._asdict() for line in run.lines], before=parts.get("before"), tests=run.tests)
 
-def table(tests, places):
-    """Tests as lines of text."""
+def table(tests):
     yield "digits   exact  set        95% interval         n"
     for row in tests["rows"]:
         low, high = wilson(row["correct"], row["n"])
         yield (f"{row['digits']:>6}  {percent(row['correct'] / row['n']):>6}  {row['set']:<8} "
                f"{low:7.2%} - {high:7.2%}  {row['n']:8,}")
-        if places:
-            yield "        right by place " + " ".join(f"{100 * x:g}" for x in row["places"])
 
 def summary(record):
-    """The record as the text that a run prints."""
+    """The record as text."""
     names, out = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}, []
-    other = record["config"]["model"] != "seq2seq"
+    seq2seq = record["config"]["model"] == "seq2seq"
     for name, part in record["train"].items():
-        exact = "" if other else f", {percent(part['curve'][-1][2])} of 1,000 held-out exact"
+        exact = f", {percent(part['curve'][-1][2])} of 1,000 held-out exact" if seq2seq else ""
         out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s{exact}")
         out += [f"  layer {x['layer'] + 1} {x['attention']:<5} head {x['head'] + 1}: "
                 f"{names[x['direction']]}, block {x['block'] + 1}, offset {x['offset']}, bias "
                 f"{x['value']:.2f}, z {x['z']:.1f}" for x in record["lines"] if name == "teacher"]
     if record["before"]:
-        out += ["", "before fine-tuning", *table(record["before"], other)]
+        out += ["", "before fine-tuning", *table(record["before"])]
     return "\n".join([*out, f"tests     {record['tests']['seconds']:.1f} s on {record['device']}",
-                      "", *table(record["tests"], other)])
+                      "", *table(record["tests"])])
 
 def whole_numbers(text):
     return tuple(int(part) for part in text.split(","))
@@ -1297,7 +1295,7 @@ def pick_device(config, name=None):
     if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # small matrices gain little from more, and lose much
+        torch.set_num_threads(1)  # more help small matrices little, and harm much
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 def say(text):
@@ -1362,7 +1360,6 @@ def answer(options):
 ALONE = {"list": (), "ask": ("from",), "from": ("device", "json", "quiet", "lengths", "samples")}
 
 def run_command(options):
-    """Options as given -> exit code."""
     mode = next((mode for mode in ALONE if mode in options), None)
     for name in options if mode else ():
         if name not in (mode, *ALONE[mode]):
@@ -1383,7 +1380,7 @@ def run_command(options):
         execute(Keep(config, new_folder(config, options)), options)
 
 def main(argv=None):
-    """Command line -> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
+    """-> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
     try:
         return run_command(vars(parser().parse_args(argv))) or 0
     except BrokenPipeError:  # the reader has seen enough
