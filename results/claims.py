@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: MIT
+"""The tables of README.md that hold measured numbers, made from the records beside this file.
+
+python -m results.claims           # compare; exit code 1 where README says something else
+python -m results.claims --write   # put them into README
+"""
+
+import json
+import math
+import sys
+from fractions import Fraction
+from pathlib import Path
+from statistics import median
+
+HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+TASKS = {"successor": "successor, n + 1", "addition": "addition, a + b",
+         "nx1": "nx1, a times one digit", "parity": "parity, bit by bit"}
+
+
+def records(file, **config):
+    """Records of a file whose config has these values. Raises: ValueError when there is none."""
+    lines = (HERE / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [r for r in map(json.loads, lines)
+             if all(r["config"].get(name) == x for name, x in config.items())]
+    if not found:
+        raise ValueError(f"{file}.jsonl has no record of {config}")
+    return found
+
+
+def shares(runs, digits, name="random", stage="tests"):
+    """Percent exact of each run that was tested so."""
+    rows = [row for r in runs for row in r[stage]["rows"]
+            if (row["digits"], row.get("set", "random")) == (digits, name)]
+    return [100 * Fraction(row["correct"], row["n"]) for row in rows]
+
+
+def span(values):
+    """Median (least - most), rounded down to a decimal, or the one value that all have."""
+    down = lambda x: f"{math.floor(10 * x) / 10:g}"
+    ends = f" ({down(min(values))} - {down(max(values))})" if min(values) < max(values) else ""
+    return down(median(values)) + ends
+
+
+class Row:
+    """A claim: what was claimed, by whom, and what came out, in a template whose fields are
+    filled in turn: (digits, config) is a share, a function is called."""
+
+    def __init__(self, claim, source, here, file, *fields, old=False, **common):
+        self.start, self.here, self.old = f"| {claim} | {source} |", here, old
+        self.file, self.fields, self.common = file, fields, common
+
+    def __str__(self):
+        cells, seeds = [], set()
+        for field in self.fields:
+            digits, config = field[0], dict(field[1] if len(field) > 1 else {})
+            stage = config.pop("stage", "tests")
+            runs = records(self.file, **self.common | config)
+            seeds.add(len(shares(runs, digits, stage=stage)))
+            cells.append(span(shares(runs, digits, stage=stage)))
+        if len(seeds) != 1:
+            raise ValueError(f"{self.start} has fields of {seeds} seeds")
+        mark = "* " if self.old else ""
+        return f"{self.start} {mark}{self.here.format(*cells)} ({seeds.pop()}) |"
+
+
+def main_table():
+    """ABC: a row a task, a column a length."""
+    columns = [(6, "random"), (10, "random"), (20, "random"), (60, "random"), (1000, "random"),
+               (60, "hard")]
+    heads = [f"{n:,}" if name == "random" else f"{name}, {n}" for n, name in columns]
+    yield f"| task | {' | '.join(heads)} | seeds exact at all |"
+    yield "|" + "---|" * 8
+    for task, title in TASKS.items():
+        runs = records("abc", task=task)
+        exact = sum(all(row["correct"] == row["n"] for row in r["tests"]["rows"]) for r in runs)
+        cells = [span(shares(runs, *column)) for column in columns]
+        yield f"| {title} | {' | '.join(cells)} | {exact} of {len(runs)} |"
+
+
+def ratios():
+    """Seconds of retraining over those of interpolation: least and most of the tasks' medians."""
+    medians = []
+    for task in TASKS:
+        parts = [r["train"] for r in records("abc", task=task)]
+        medians.append(median(p["model"]["seconds"] / p["teacher"]["seconds"] for p in parts))
+    return f"{min(medians):.1f} to {max(medians):.1f}"
+
+
+def on(task, method):
+    return dict(task=task, method=method)
+
+
+def claims():
+    """-> the rows of the table of claims."""
+    modular = dict(task="modular-addition", method="rpe-kq", model="encoder", modulus=100, clip=3,
+                   width=22, steps=2400, dropout=0.0, n_train=5000)
+    digit = dict(task="multiplication", method="rpe-k", second_digits=1, width=9, steps=6000,
+                 n_train=5000)
+    head = dict(d_vocab=16, d_head=32, plant=0.0, steps=10_000)
+    yield "| claim | source | here |"
+    yield "|---|---|---|"
+    yield Row("ABC is exact at 60 digits on successor and nx1, 99.8 on addition", "v2 Table 3",
+              "{}, {} and {}, and at 1,000 digits {}, {} and {}", "abc",
+              *((n, dict(task=task)) for n in (60, 1000) for task in list(TASKS)[:3]))
+    yield Row("parity is not interpolated, so ABC does not apply", "v2 Table 2",
+              "it is, with the scratchpad, and ABC has {} at 200 bits", "abc", (200,),
+              task="parity")
+    yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times: "
+           f"interpolation takes seconds ({len(records('abc', task='nx1'))}) |")
+    yield Row("`vanilla` is exact at 6 digits and 0 at 10, on parity 29 at 6 decimal digits, about "
+              "20 bits", "v2 Table 1", "successor {} and {}, addition {} and {}, nx1 {} and {}; "
+              "parity {} at 20 bits, {} at 60", "methods",
+              *((n, on(task, "vanilla")) for task in list(TASKS)[:3] for n in (6, 10)),
+              (20, on("parity", "vanilla")), (60, on("parity", "vanilla")))
+    yield Row("`window-cyclic` is exact at 60 digits on all four tasks", "v2 Table 1",
+              "successor {}, addition {}, nx1 {}, parity {}", "methods",
+              *((60, on(task, "window-cyclic")) for task in TASKS))
+    yield Row("`window-nope`: 98 and more", "v2 Table 1",
+              "successor {}, addition {}, nx1 {}, parity {}", "methods",
+              *((60, on(task, "window-nope")) for task in TASKS))
+    yield Row("`window` is exact on successor and parity", "v2 Table 1", "successor {} at 10 and "
+              "{} at 20 digits, parity {} at 20 and {} at 60 bits", "methods",
+              (10, on("successor", "window")), (20, on("successor", "window")),
+              (20, on("parity", "window")), (60, on("parity", "window")))
+    yield Row("RoPE: 100 at 6, 0 at 10 on successor, addition", "v2 Table 1",
+              "{} and {} at 6, {} and {} at 10", "methods",
+              *((n, on(task, "rope")) for n in (6, 10) for task in list(TASKS)[:2]))
+    yield Row("ALiBi: 1.3 and 0 at 6 on successor, addition", "v2 Table 1", "symmetric {} and {}; "
+              "in self-attention alone, as in the authors' code, {} and {}, and {} and {} at 10",
+              "methods", *((n, on(task, m)) for n, m in ((6, "alibi"), (6, "alibi-decoder"),
+                                                        (10, "alibi-decoder"))
+                           for task in list(TASKS)[:2]))
+    yield Row("element-wise sums by `rpe-k`: 90.5 at 10 digits, 86.2 at 15, 78.1 at 20",
+              "Jelassi, Table 6", "{}, {}, {} (`--width 22 --lr 2e-3`), {} at 5; numbers of "
+              "unequal length go wrong", "encoders", (10,), (15,), (20,), (5,),
+              task="elementwise-addition", method="rpe-k", width=22, clip=44, commit=None)
+    yield Row("the same by `ape`: 5.3 at 6", "Jelassi, Table 6", "{}", "encoders", (6,), old=True,
+              task="elementwise-addition", method="ape", width=22)
+    yield Row("sums modulo 100 by `rpe-kq`: 100 at 10, 84.5 at 20", "Jelassi, Table 2",
+              "{}, {} (`--model encoder --clip 3 --even --width 22`)", "encoders", (10,), (20,),
+              old=True, **modular)
+    yield Row("35 x 3 digits with 50 primed of 5,000", "Jelassi, Sec. 5.2", "n x 1: {} at 7 digits "
+              "with 500 of 5,000", "encoders", (7,), old=True, prime=500, prime_lengths=[7],
+              **digit)
+    yield Row("without priming: 0", "Jelassi, Sec. 5.2", "n x 1: {} at 7", "encoders",
+              (7,), old=True, prime=0, finetune=0, **digit)
+    yield Row("priming helps at the primed length alone", "Jelassi, Sec. 5.3",
+              "n x 1, primed with 20 digits: {} at 10, {} at 15, {} at 20, {} at 21", "encoders",
+              (10,), (15,), (20,), (21,), old=True, prime=500, prime_lengths=[20],
+              **digit | dict(width=22))
+    yield Row("fine-tuning needs 1,000 examples and forgets", "Jelassi, Sec. 5.1",
+              "n x 1: {} at 7 digits with 500 and {} with 1,000; of {} at 5 digits {} and {} are "
+              "left", "encoders", (7, dict(finetune=500)), (7, dict(finetune=1000)),
+              (5, dict(finetune=1000, stage="before")), (5, dict(finetune=500)),
+              (5, dict(finetune=1000)), old=True, **digit)
+    yield Row("a head finds consecutive integers once there is a dummy", "Pairs, Obs. 1 and 2",
+              "{} of sequences without, {} with", "pairs", (5, dict(dummy=False)),
+              (5, dict(dummy=True)), **head)
+
+
+def check(write):
+    """-> what README says otherwise; nothing when it is written there."""
+    text, wrong = README.read_text(encoding="utf-8"), []
+    for name, rows in (("abc", main_table()), ("claims", claims())):
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        old, after = rest.split(end)
+        new = "".join(f"{row}\n" for row in rows)
+        wrong += [line for line in old.splitlines() if line not in new.splitlines()]
+        wrong += [f"missing: {line}" for line in new.splitlines() if line not in old.splitlines()]
+        text = before + start + new + end + after
+    if write:
+        README.write_text(text, encoding="utf-8")
+    return [] if write else wrong
+
+
+def main(argv=None):
+    options = sys.argv[1:] if argv is None else argv
+    if options not in ([], ["--write"]):
+        print("claims: the only option is --write", file=sys.stderr)
+        return 2
+    wrong = check(bool(options))
+    print(*wrong, sep="\n", end="\n" * bool(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
