@@ -53,7 +53,7 @@ INF = float("inf")
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$", "&", "@"
-LIMIT = 2 ** 20  # training numbers are 0 .. LIMIT, mainly of 6 digits (v2, App. B)
+LIMIT = 2 ** 20  # of training numbers, mainly of 6 digits (v2, App. B)
 
 def encode(text):
     """String of VOCAB symbols -> (T,) tokens. Raises: ValueError."""
@@ -84,10 +84,10 @@ class Task(NamedTuple):
     """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows."""
     about: str
     columns: Callable  # operands (B, W) -> column sums; `carry` makes them the answer
-    operands: tuple = ("number",)  # "number": W digits, "digit": one, "short": --second-digits
+    operands: tuple = ("number",)  # one or two: "number", "digit" or "short" (--second-digits)
     sign: str = ""  # stands before the second operand
-    headroom: int = 1  # digits by which answers may outgrow operands; 0: never shorter
-    base: int = None  # None: any base from 2 to 10
+    headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
+    base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
     steps: tuple = (2000, 600)  # of the first training and of the retraining
     models: tuple = ("seq2seq",)  # kinds of models that learn it
@@ -136,7 +136,7 @@ def example(task, *operands, width=None, base=10, align=False):
     fits = [set(text) <= set(VOCAB[:base]) and 1 <= len(text) <= (1 if kind == "digit" else width)
             for text, kind in zip(operands, spec.operands)]
     if len(operands) != len(spec.operands) or not all(fits):
-        raise ValueError(f"{operands} is no {' and '.join(spec.operands)} of {width} digits")
+        raise ValueError(f"{operands} is no {' and '.join(spec.operands)} in base {base}")
     digits = pad(task, [encode(text).flip(0)[None] for text in operands], width)
     if not all(map(torch.equal, spec.admit(*digits), digits)):
         raise ValueError(f"{task} is {spec.about}")
@@ -259,8 +259,8 @@ def causal_bias(T):
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside, -inf outside. Self-attention opens the diagonal and w positions below
     it; cross-attention the anti-diagonal, `step` columns wide and `step` a row (2 for interleaved
-    operands), and w positions on either side. Source: v2, App. C.4; that row 0 sees the end marker
-    is of the authors' code."""
+    operands), and w positions on either side. Source: v2, App. C.4; authors' code (row 0 sees the
+    end marker)."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         right = (S - 1) - step * i  # last column of the band
@@ -281,8 +281,8 @@ class MultiHeadAttention(nn.Module):
     """scores = (q k^T + relative) / sqrt(D) + bias; weights = softmax(scores); output = weights v.
 
     relative: "" none, "k" keys, "kq" keys and queries, at offsets -clip .. clip. rotate: function
-    of q or k (B, H, T, D) and positions (T,), such as `rope`. d_head, d_out: widths other than
-    d_model / n_head and d_model. Source: Vaswani et al. 2017, Sec. 3.2; bias: v2, Eq. 2.
+    of q or k (B, H, T, D) and positions (T,), such as `rope`. Source: Vaswani et al. 2017,
+    Sec. 3.2; bias: v2, Eq. 2.
     """
     def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
                  d_head=None, d_out=None):
@@ -342,8 +342,8 @@ class Method(NamedTuple):
     calibrated: bool = False  # the bias comes from a model trained before
 
 def sinusoids(config, period=None):
-    """Sinusoids of the position, or of it modulo a period (v2, App. C.4); then a source counts from
-    its end, where windows start."""
+    """Sinusoids of the position, or modulo a period (v2, App. C.4); then a source counts from its
+    end, where windows start."""
     @functools.lru_cache(maxsize=64)
     def at(side, T):
         index = torch.arange(T).flip(0) if period and side == "source" else torch.arange(T)
@@ -436,8 +436,8 @@ class Config:
     steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
-    kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -1e6, 1e6)
-    kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -1e6, 1e6)
+    kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
+    kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
     width: int = option("digits of every number, by default as few as do", (None, None, NO))
     lengths: tuple = option("digits tested; hard questions at the longest up to 60",
                             ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
@@ -473,12 +473,16 @@ class Config:
         elif self.kind == "seq2seq":
             usual |= dict(steps=spec.steps[0], retrain_steps=spec.steps[1])
         if self.kind == "encoder":
-            usual |= zip(("n_encoder", "d_model", "n_head"), SIZES[self.size or usual["size"]])
+            size = SIZES.get(self.size or usual["size"], ())
+            usual |= zip(("n_encoder", "d_model", "n_head"), size)
         method = METHODS.get(self.method or usual["method"], METHODS["nope"])
         if not method.relative:
             usual["clip"] = NO
+        rules = (self.rules or usual["rules"]) if method.calibrated else None
+        kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}.get(rules, (NO, NO))
+        usual |= zip(("kappa_cross", "kappa_self"), kappas)
         if not method.calibrated:
-            usual |= dict(rules=NO, kappa_cross=NO, kappa_self=NO)
+            usual["rules"] = NO
         for field in fields:
             name, meta, value = flag(field.name), field.metadata, getattr(self, field.name)
             low, high, choices = meta["low"], meta["high"], meta["choices"]
@@ -515,8 +519,8 @@ class Config:
             needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
                          self.second_digits * ("short" in spec.operands),
                          len(str(self.modulus - 1)) * spec.modular)
-            self.width = self.width or needed
-            self.clip = self.clip or 2 * self.width
+            self.width = self.width or max(needed, 20)  # Jelassi's places
+            self.clip = self.clip or (2 * self.width if method.relative else None)
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
         parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs
@@ -551,8 +555,8 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """Encoder-decoder; bias: function as in `Method`, in place of the method's. Differs: embeddings
-    have standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
+    """Encoder-decoder; bias: as in `Method`, in place of the method's. Differs: embeddings have
+    standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
         self.config, method, C = config, METHODS[config.method], config.d_model
@@ -654,7 +658,7 @@ def find_lines(attention, directions, kappa, reach, support, blocks=None, marker
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    mu and sigma run over the lines of a head and direction. reach: kappa is a share of
+    mu, sigma and d_max run over the lines of a head and direction. reach: kappa is a share of
     sqrt(lines - 1), the largest z that a line can have. support: lines with no more than this share
     of the rows do not count; the mean of a corner is noise. blocks: columns of each. markers (n,)
     bool: where a vertical may open; in a number it is a digit at a fixed place from the left.
@@ -737,8 +741,8 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
 def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
     (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S), how many are correct. Source:
-    v1, Sec. 5, step 1; v2, App. D. Differs: after the softmax, as in the authors' code; the formula
-    has scores before it. Raises: RuntimeError if none is correct."""
+    v1, Sec. 5; v2, App. D. Differs: after the softmax, as in the authors' code; the formula has
+    scores before it. Raises: RuntimeError."""
     seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
     hooks = [attention.register_forward_hook(watch) for layer in model.decoder
@@ -774,16 +778,13 @@ def calibrate(config, self_attention, cross_attention):
     the rows that training fills (authors' code: the first 6). Source: v2, App. D, step 2.
     """
     rows, usual = question_width(config.task, 0, config.base) + 1, RULES[config.rules]
-    own, cross, layers = dict(kappa=0.87), {}, [config.n_layer - 1]
+    own, cross, layers = {}, {}, [config.n_layer - 1]
     if config.rules == "robust":
         blocks, markers = column_blocks(config.task, cross_attention.shape[3])
-        own = dict(kappa=0.5, directions=(1,))
         cross = dict(directions=(0, -1), blocks=blocks, markers=markers)
-        layers = range(config.n_layer)
-    for rule, kappa in (own, config.kappa_self), (cross, config.kappa_cross):
-        rule |= {} if kappa is None else dict(kappa=kappa)
-    parts = (("self", self_attention[..., :rows, :rows], own),
-             ("cross", cross_attention[..., :rows, :], cross))
+        own, layers = dict(directions=(1,)), range(config.n_layer)
+    parts = (("self", self_attention[..., :rows, :rows], own | dict(kappa=config.kappa_self)),
+             ("cross", cross_attention[..., :rows, :], cross | dict(kappa=config.kappa_cross)))
     return [line._replace(layer=layer, attention=name) for layer in layers
             for name, attention, rule in parts
             for line in find_lines(attention[layer].cpu(), **usual | rule)]
@@ -816,6 +817,7 @@ def calibrated_bias(config, lines):
 
 SECONDS = 3  # between reports of a training, at each of which it is kept
 silent = lambda text: None  # a report that goes nowhere
+first = lambda: os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
@@ -829,23 +831,23 @@ def refused(text):
         yield
     except Exception as error:
         why = getattr(error, "strerror", None) or str(error) or repr(error)
-        raise ValueError(f"{text}: {why[:300]}") from None
+        raise ValueError(f"{text}: {' '.join(why.split())[:300]}") from None
 
 class Keep:
     """Parts of a run by name, and the training under way; in checkpoint.pt if there is a folder."""
     def __init__(self, config, folder=None, parts=None, current=None):
-        self.config, self.path = config, folder and Path(folder) / "checkpoint.pt"
+        self.config, self.path = config, folder and first() and Path(folder) / "checkpoint.pt"
         self.parts, self.current = parts or {}, current or {}
 
     def part(self, name, make):
-        """The part of this name, made and kept if it is not there."""
+        """The part of this name; made and kept if it is not there."""
         if name not in self.parts:
             self.parts[name], self.current = make(), {}
             self.save()
         return self.parts[name]
 
     def save(self):
-        """Write beside the file, then move into place: it is never half-written."""
+        """Written beside, then moved into place, the file is never half-written."""
         if self.path:
             buffer, beside = io.BytesIO(), self.path.with_suffix(".part")
             torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
@@ -864,8 +866,8 @@ def read_checkpoint(folder):
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
 def make_optimizers(model, config):
-    """Muon for matrices of layers, Adam for all else at a quarter of its rate, or Adam for all.
-    Differs: ABC's papers have Adam alone, Jelassi AdamW."""
+    """Muon for matrices of layers, Adam for all else at a quarter of its rate; or Adam alone, as
+    the papers have it (Jelassi: AdamW)."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
         inside = name.startswith(("encoder", "decoder")) and weight.dim() == 2
@@ -889,7 +891,7 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
-        # torch's Muon works in bfloat16, which takes a CPU three times as long as float32
+        # torch's Muon has bfloat16, with which a CPU takes three times as long
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
             optimizer.step()
         optimizer.zero_grad()
@@ -900,15 +902,15 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     steps, from where `keep` is. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
     share of the peak rate. curve: [step, loss, *check(model)] every 100 steps. Raises:
     FloatingPointError."""
-    if name in keep.parts:
-        return model.load_state_dict(keep.parts[name]["weights"])
     device, number, count = next(model.parameters()).device, 0, 1
     if torch.distributed.is_initialized():  # torchrun: processes share each batch
         number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
     optimizers, saved = make_optimizers(model, keep.config), keep.current
     now = dict(step=0, seconds=0.0, curve=[])
-    if saved.get("name") == name:
-        with refused("the training under way does not fit"):
+    with refused("what is kept of the run does not fit"):
+        if name in keep.parts:
+            return model.load_state_dict(keep.parts[name]["weights"])
+        if saved.get("name") == name:
             model.load_state_dict(saved["model"])
             for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
@@ -923,7 +925,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
                          keep.config.precision)
         if step % 100 == 0 or step == steps:
             now["curve"].append([step, loss.item(), *check(model)])
-        if time.perf_counter() - told > SECONDS or step == steps:  # else a GPU is not waited for
+        if time.perf_counter() - told > SECONDS or step == steps:  # here a GPU is waited for
             told = time.perf_counter()
             now |= dict(step=step, seconds=round(told - start, 2))
             if not loss.isfinite():
@@ -933,7 +935,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
                 keep.current = dict(now, name=name, model=model.state_dict(),
                                     optimizers=[x.state_dict() for x in optimizers])
                 keep.save()
-    weights = {key: x.detach().clone() for key, x in model.state_dict().items()}
+    weights = {key: x.clone() for key, x in model.state_dict().items()}
     keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
 
 @torch.no_grad()
@@ -948,7 +950,7 @@ def right_tokens(model, source, target):
                       for s, t in zip(source.split(chunk), target.split(chunk))])
 
 def questions(config, length):
-    """-> {"random": (source, target)} and, at the longest length up to 60, "hard" ones."""
+    """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
     task, base = config.task, config.base
     samples = config.samples if length <= 100 else -(-config.samples // 5)
     sets = {"random": draw_test(task, length, samples, base)}
@@ -1005,7 +1007,8 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
-    Differs: Muon's rate falls linearly to zero. Raises: RuntimeError."""
+    Differs: Muon's rate falls to zero over the last 0.4 of the first training, and in retraining
+    from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
@@ -1060,9 +1063,8 @@ def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     return source, F.pad(near.any(2).long(), (1, 0))
 
 class PairsHead(nn.Module):
-    """Source (B, T), target -> logits (B, T, 2) of the labels, 0 and z: embedding and one attention
-    of output width 1. Differs: all integers start by voting yes; the dummy, whose embedding alone
-    is long, soon votes no."""
+    """Source (B, T), target -> logits (B, T, 2) of the labels, 0 and z. Differs: all integers start
+    by voting yes; the dummy, whose embedding alone is long, soon votes no."""
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -1115,8 +1117,8 @@ def write_padded(a, length):
 def arrange_encoder(task, a, b, modulus=100):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n), the answer behind a START
     that is not read: 12 + 39 at width 3 is `12@+39@`, `$51@@`. Source: Jelassi, Sec. 2.1 (printed
-    with a pad less). Modular answers have as many digits as modulus - 1 (Sec. 4 says so of powers
-    of ten), element-wise sums those of the longer operand."""
+    with a pad less). Modular answers have as many digits as modulus - 1, element-wise sums those of
+    the longer operand."""
     spec = TASKS[task]
     room = a.shape[1] if "short" in spec.operands else spec.headroom
     answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
@@ -1168,10 +1170,10 @@ class Encoder(Transformer):
         return self.head(self.norm(self.read(source)[:, :target.shape[1]]))
 
 def learn_encoder(config, device, keep, report):
-    """Train on short numbers, with --prime on a few long ones among them, test, and with --finetune
-    train on long ones alone and test again -> Run; the curve has the share right of each digit
-    (Fig. 7, but of new questions). Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up
-    before the cosine; examples are drawn with replacement."""
+    """Train on short numbers (--prime: and a few long ones), test; --finetune: train on long ones,
+    test again -> Run. The curve has the share right of each digit (Fig. 7, but of new questions).
+    Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up before the cosine; examples are
+    drawn with replacement."""
     seed_by_name(config.seed, "model")
     model = Encoder(config).to(device)
     rate = lambda step, steps: min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -1210,14 +1212,13 @@ LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}
 def load(folder):
     """Folder of a finished run -> model, config, Run. Raises: ValueError."""
     config, parts, _ = read_checkpoint(folder)
-    with refused(f"--from: {str(folder)!r} holds no finished run"):
-        if "tests" not in parts:
-            raise ValueError("finish it by --from alone")
-        run = LEARN[config.kind](config, torch.device("cpu"), Keep(config, parts=parts), silent)
+    if "tests" not in parts:
+        raise ValueError(f"{str(folder)!r} is not finished; finish it by --from alone")
+    run = LEARN[config.kind](config, torch.device("cpu"), Keep(config, parts=parts), silent)
     return run.model, config, run
 
 def wilson(correct, n, z=1.959964):
-    """95% interval of a share -> (low, high). Source: Wilson 1927."""
+    """95% interval of a share. Source: Wilson 1927."""
     centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
@@ -1247,8 +1248,8 @@ def table(tests):
 
 def summary(record):
     """The record as text."""
-    names, out = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}, []
-    seq2seq = record["config"]["model"] == "seq2seq"
+    names, c = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}, record["config"]
+    out, seq2seq = [f"{c['task']}, {c['method']}, seed {c['seed']}"], c["model"] == "seq2seq"
     for name, part in record["train"].items():
         exact = f", {percent(part['curve'][-1][2])} of 1,000 held-out exact" if seq2seq else ""
         out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s{exact}")
@@ -1275,8 +1276,8 @@ def parser():
         meta, kind = field.metadata, whole_numbers if field.type is tuple else field.type
         how = dict(type=kind, choices=meta["choices"])
         how = dict(action="store_true") if kind is bool else how
-        usual = {kind: x for kind, x in meta["usual"].items() if x not in (None, NO)}
-        p.add_argument(flag(field.name), help=f"{meta['help']} {usual or ''}", **how)
+        usual = [f"{kind} {x}" for kind, x in meta["usual"].items() if x not in (None, NO)]
+        p.add_argument(flag(field.name), help=f"{meta['help']} ({', '.join(usual)})", **how)
     p.add_argument("--seeds", type=int, help="runs, from --seed on")
     p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there is one")
     p.add_argument("--out", help="new folder, by default under runs/")
@@ -1295,17 +1296,17 @@ def pick_device(config, name=None):
     if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more help small matrices little, and harm much
+        torch.set_num_threads(1)  # more help small matrices little
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 def say(text):
-    """To standard error; a run does not end where nobody reads it."""
+    """To standard error, if it is open."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(text, file=sys.stderr, flush=True)
 
 def new_folder(config, options):
-    """Made here, so that no two runs share one."""
-    if os.environ.get("RANK", "0") != "0":
+    """New, so that no two runs share one."""
+    if not first():
         return None
     name = f"runs/{config.task}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", name))
@@ -1318,16 +1319,17 @@ def new_folder(config, options):
 def execute(keep, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
     config, device = keep.config, pick_device(keep.config, options.get("device"))
-    first = os.environ.get("RANK", "0") == "0"
-    report = silent if "quiet" in options or not first else say
-    report(f"{config.task}, {config.method}, seed {config.seed} on {device}, in {keep.path}")
+    report = silent if "quiet" in options or not first() else say
+    report(f"{config.task}, {config.method}, seed {config.seed} on {device}, {keep.path or ''}")
     keep.save()
     run = LEARN[config.kind](config, device, keep, report)
-    if not first:
+    if not first():
         return
     known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
     if known < 0.99:
         say(f"lengen: the teacher has {percent(known)} of held-out questions right; raise --steps")
+    if run.teacher and not run.lines:
+        say("lengen: no line stands out; lower --kappa-cross")
     record = make_record(config, device, run, keep.parts)
     print(json.dumps(record) if "json" in options else summary(record), flush=True)
     if keep.path:
@@ -1337,10 +1339,8 @@ def go_on(folder, options):
     """--from: finish a run, or test a finished one, which changes nothing in its folder."""
     config, parts, current = read_checkpoint(folder)
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
-    if changes or "tests" in parts:
-        load(folder)  # or it is not finished
-        parts = {name: part for name, part in parts.items() if not changes or name != "tests"}
-        folder = None
+    folder = None if "tests" in parts else folder
+    parts = {name: part for name, part in parts.items() if not changes or name != "tests"}
     execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
 
 def answer(options):
@@ -1356,7 +1356,7 @@ def answer(options):
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
 
-# What goes with options that do something of their own.
+# What goes with modes other than to train.
 ALONE = {"list": (), "ask": ("from",), "from": ("device", "json", "quiet", "lengths", "samples")}
 
 def run_command(options):
@@ -1375,6 +1375,7 @@ def run_command(options):
     config = Config(**{name: x for name, x in options.items() if name in fields})
     if options.get("seeds", 1) < 1:
         raise ValueError(f"--seeds: {options['seeds']} is not positive")
+    pick_device(config, options.get("device"))  # or no folder is made
     for seed in range(config.seed, config.seed + options.get("seeds", 1)):
         config = dataclasses.replace(config, seed=seed)
         execute(Keep(config, new_folder(config, options)), options)

@@ -190,7 +190,7 @@ def test_hard_questions_have_every_kind_of_number_in_every_place(task, base, len
     spec = L.TASKS[task]
     base = spec.base or base
     top, low, half = base ** length - 1, base ** (length // 2), -(-base // 2)
-    digits = lambda n: [int(d) for d in in_base(n, base, length)]
+    digits = lambda n: [*map(int, in_base(n, base, length))]
     kinds = dict(zero=lambda n: n == 0, one=lambda n: n == 1, top=lambda n: n == top,
                  first=lambda n: n == base ** (length - 1), short=lambda n: n < base ** 3,
                  nines=lambda n: n % low == low - 1, low=lambda n: max(digits(n)) < half,
@@ -208,9 +208,8 @@ def test_hard_questions_have_every_kind_of_number_in_every_place(task, base, len
         for is_it in pairs.values():
             assert sum(is_it(b, a) for a, b in questions) >= 3 * len(kinds)
     source, target = L.arrange(task, L.pad(task, operands, width), base)
-    for row, numbers in enumerate(questions):
-        found = L.decode(source[row]), L.decode(target[row])
-        assert found == written(task, width, base, *numbers)
+    for *texts, numbers in zip(map(L.decode, source), map(L.decode, target), questions):
+        assert tuple(texts) == written(task, width, base, *numbers)
 
 def larger_first(a, b):
     top = ((a != b) * torch.arange(1, a.shape[1] + 1)).argmax(1, keepdim=True)
@@ -939,8 +938,7 @@ def test_training_sets_are_primed_as_asked(monkeypatch, task):
     assert len(set(tuned)) <= 6 and all(a > 9999 for a, _ in tuned)
 
 def test_even_numbers_have_every_length_equally_often():
-    config = small("encoder", width=6)
-    for numbers in L.draw_encoder(config, 4, 20_000, even=True):
+    for numbers in L.draw_encoder(small("encoder", width=6), 4, 20_000, even=True):
         lengths = Counter(len(str(n)) for n in integers(numbers, 10))
         assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
 
@@ -975,6 +973,13 @@ def test_every_limit_is_kept(command, field):
             f"--model={model}", f"--task={task}", f"--method={method}")))[2][0]))
     for value in (low - 1, high + 1, "", "nan", "x"):
         assert_refused(command(*given, f"{name}={value}"), name)
+
+def test_options_that_follow_from_others_can_be_given():
+    for model, method in itertools.product(L.MODELS, L.METHODS):
+        config = small()
+        with contextlib.suppress(ValueError):
+            config = small(model, method=method)
+        assert dataclasses.replace(config) == config
 
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
@@ -1047,7 +1052,9 @@ def test_failures_and_interruptions(command, monkeypatch):
             found, _, err = command(*flags, f"--out={said}")
         assert found == code and len(err) == 1 and said in err[0] and err[0][:8] == "lengen: "
     assert_refused(command("--from=--from", "--steps=9"), "--steps")
-    assert command("--from=--from", "--json", "--quiet")[0] == 0          # goes on, and is done
+    code, out, _ = command("--from=--from", "--json", "--lengths=5")     # goes on, and is done
+    assert code == 0 and {x["digits"] for x in json.loads(out)["tests"]["rows"]} == {5}
+    assert json.loads(Path("--from/result.json").read_text()) == json.loads(out)
 
 @pytest.mark.parametrize("correct, n, low, high, shown", [
     (0, 100, 0, .036993, "0.0%"), (50, 100, .403832, .596168, "50.0%"),
@@ -1111,36 +1118,29 @@ def test_tables(tmp_path, capsys):
     angle = torch.arange(16) // 2 * 0.7
     assert tables.circle_order(torch.stack([angle.cos(), angle.sin()], 1)) == pytest.approx([1, 1])
 
-def test_pictures(tmp_path, capsys):
+def test_pictures(finished, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from results import pictures
     run = ["--steps", "10", "--samples", "20", "--quiet", "--device", "cpu", "--out"]
     sums = ["--task", "addition", "--model", "universal", "--n-train", "50"]
     assert L.main(["--task", "consecutive", "--d-head", "2", *run, str(tmp_path / "pairs")]) == 0
     assert L.main([*sums, *run, str(tmp_path / "sums")]) == 0
-    config = L.Config(task="successor", lengths=(6,), samples=5, seed=3, n_head=2, d_model=8)
-    teacher = L.Transformer(dataclasses.replace(config, method="vanilla", rules=None))
-    T, S = 9, 10
-    attention = torch.eye(T).expand(1, 2, T, T), torch.eye(T, S).flip(1).expand(1, 2, T, S)
-    lines = L.calibrate(config, *attention)
-    model = L.Transformer(config, L.calibrated_bias(config, lines))
-    keep, tests = L.Keep(config, tmp_path / "abc"), L.evaluate(model, config)
-    (tmp_path / "abc").mkdir()
-    curve = [[1, 2.0, 0.0], [2, 1.0, 0.0]]
-    for name, x in (("teacher", teacher), ("model", model)):
-        keep.part(name, lambda: dict(weights=x.state_dict(), steps=2, seconds=0.1, curve=curve))
-    keep.part("attention", lambda: attention)
-    keep.part("tests", lambda: tests)
-    record = L.make_record(config, torch.device("cpu"), L.Run(model, tests), keep.parts)
-    (tmp_path / "abc" / "result.json").write_text(json.dumps(record))
-    folders, _ = [str(tmp_path / x) for x in ("abc", "sums", "pairs")], capsys.readouterr()
+    folders = [str(x) for x in (finished[0], tmp_path / "sums", tmp_path / "pairs")]
+    capsys.readouterr()
     assert pictures.main([*folders, "--out", str(tmp_path / "out"), "--question", "129"]) == 0
     names = {path.stem for path in (tmp_path / "out").glob("*.png")}
-    assert names == {"accuracy", "abc-training", "abc-bias", "abc-attention", "sums-training",
+    assert names == {"accuracy", "run-training", "run-bias", "run-attention", "sums-training",
                      "sums-places", "pairs-training", "pairs-pairs"}
     assert len(capsys.readouterr().err.splitlines()) == len(names)
     assert pictures.main([folders[0], "--question", "12x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+def test_claims_of_the_readme(tmp_path, monkeypatch):
+    from results import claims
+    assert claims.main([]) == 0
+    (tmp_path / "README.md").write_text((HERE / "README.md").read_text().replace("94.4", "94.5"))
+    monkeypatch.setattr(claims, "README", tmp_path / "README.md")
+    assert claims.main([]) == 1
 
 def test_speed(capsys):
     from results import speed
