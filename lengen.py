@@ -515,7 +515,7 @@ class Config:
             elif self.prime_lengths:
                 raise ValueError("--prime-lengths: goes with --prime or --finetune")
             if self.prime > self.n_train:
-                raise ValueError(f"--prime: {self.prime} of {self.n_train} training examples")
+                raise ValueError(f"--prime: {self.prime} of {self.n_train} examples")
             needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
                          self.second_digits * ("short" in spec.operands),
                          len(str(self.modulus - 1)) * spec.modular)
@@ -817,7 +817,7 @@ def calibrated_bias(config, lines):
 
 SECONDS = 3  # between reports of a training, at each of which it is kept
 silent = lambda text: None  # a report that goes nowhere
-first = lambda: os.environ.get("RANK", "0") == "0"  # of the processes that torchrun starts
+first = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
@@ -1347,11 +1347,11 @@ def answer(options):
     """--ask: a line for each question."""
     finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
     if "from" not in options and not finished:
-        raise ValueError("--ask: there is no finished run under runs/")
+        raise ValueError("--ask: no finished run under runs/")
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
     if config.kind != "seq2seq":
-        raise ValueError(f"--ask: models of kind {config.model} answer no questions")
+        raise ValueError(f"--ask: a model of kind {config.model} answers nothing")
     say(f"asking {folder}")
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
@@ -1374,7 +1374,7 @@ def run_command(options):
     fields = Config.__dataclass_fields__
     config = Config(**{name: x for name, x in options.items() if name in fields})
     if options.get("seeds", 1) < 1:
-        raise ValueError(f"--seeds: {options['seeds']} is not positive")
+        raise ValueError("--seeds: at least 1")
     pick_device(config, options.get("device"))  # or no folder is made
     for seed in range(config.seed, config.seed + options.get("seeds", 1)):
         config = dataclasses.replace(config, seed=seed)
