@@ -861,7 +861,7 @@ def read_checkpoint(folder):
     with refused(f"{str(folder)!r} holds no readable run"):
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():
-                raise ValueError("the file is damaged")
+                raise ValueError("it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
@@ -979,7 +979,7 @@ def ask(model, config, question):
     spec = TASKS[config.task]
     operands = question.split(spec.sign or None)
     with refused(f"{question!r} is no question of {config.task}, {spec.about}"):
-        width = question_width(config.task, max(map(len, operands)), config.base)
+        width = question_width(config.task, max(map(len, operands), default=0), config.base)
         source, target = example(config.task, *operands, base=config.base, align=config.align,
                                  width=max(config.widths[0], width))
     source = encode(source)[None].to(next(model.parameters()).device)
@@ -1301,8 +1301,8 @@ def pick_device(config, name=None):
 
 def say(text):
     """To standard error, if it is open."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr or io.StringIO(), flush=True)
 
 def new_folder(config, options):
     """New, so that no two runs share one."""

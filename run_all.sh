@@ -29,22 +29,29 @@ done; done; }
 papers() { for task in successor addition; do for method in vanilla rope alibi rpe-k; do
     echo "methods --task $task --method $method --n-encoder 1 --n-layer 6 --lengths 6,10,20,60"
 done; done
-for seed in 0 1 2; do for task in successor addition nx1; do
-    echo "methods --task $task --rules paper --width 61 --n-head 8 --seed $seed"
-done; done; }
+size="--preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
+for seed in 0 1 2; do
+    echo "methods --task successor --method window $size --steps 300 --seed $seed"
+    echo "methods --task parity --method window $size --steps 200 --seed $seed"
+    rules="--rules paper --width 61 --n-head 8 --seed $seed"
+    echo "methods --task successor --steps 1000 $rules"
+    echo "methods --task nx1 $rules"
+    echo "methods --task addition $rules"
+done; }
 
-encoders() { for seed in 0 1 2; do
-    sums="--lengths 5,6,7,8,10 --width 12 --lr 2e-3 --seed $seed"
+encoders() { for seed in 0 1 2 3; do
+    sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3 --seed $seed"
     echo "encoders --task elementwise-addition --method rpe-k $sums"
     echo "encoders --task elementwise-addition --method ape $sums"
-    even="--dropout 0 --lr 3e-3 --even --batch 256 --precision bf16 --width 12 --seed $seed"
+    even="--model encoder --method rpe-kq --clip 3 --dropout 0 --lr 3e-3 --even --batch 256"
+    even="$even --precision bf16 --width 12 --optimizer muon --steps 2200 --seed $seed"
     for modulus in 100 101 128; do
-        echo "encoders --task modular-addition --model encoder --method rpe-kq --clip 3 --steps 2400 --modulus $modulus $even"
+        echo "encoders --task modular-addition --modulus $modulus $even"
     done
     digit="--task multiplication --second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000"
-    echo "encoders $digit --lengths 5,6,7,8 --width 9 --seed $seed"
-    echo "encoders $digit --lengths 5,6,7,8 --width 9 --prime 500 --prime-lengths 7 --seed $seed"
-    echo "encoders $digit --lengths 5,6,7,8 --width 9 --finetune 500 --prime-lengths 7 --seed $seed"
+    digit="$digit --lengths 5,6,7,8 --width 9 --seed $seed"
+    echo "encoders $digit --prime 500 --prime-lengths 7"
+    echo "encoders $digit --finetune 1000 --prime-lengths 7"
 done; }
 
 pairs() { for seed in 0 1 2 3; do
