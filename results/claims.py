@@ -85,13 +85,6 @@ def ratios():
     return f"{min(medians):.1f} to {max(medians):.1f}"
 
 
-def checkerboard(d_vocab, d_head):
-    """On how many seeds keys of the other parity score higher, neighbours apart."""
-    runs = records("pairs", dummy=True, d_vocab=d_vocab, d_head=d_head)
-    gaps = {r["config"]["seed"]: r["checkerboard"] for r in runs}
-    return f"V = {d_vocab}, D = {d_head}: {sum(x > 0 for x in gaps.values())} of {len(gaps)}"
-
-
 def claims():
     """-> the rows of the table of claims."""
     modular = dict(task="modular-addition", method="rpe-kq", optimizer="muon", steps=2200)
@@ -162,8 +155,6 @@ def claims():
               (5, dict(dummy=True)), **head)
     yield Row("also with D = 32 for V = 256", "Pairs, Obs. 3", "{} with planted pairs", "pairs",
               (5, dict(set="uniform")), dummy=True, d_vocab=256, d_head=32, steps=8000)
-    yield (f"| keys of the other parity score higher | Pairs, Obs. 3 | seeds: "
-           f"{checkerboard(256, 32)}; {checkerboard(16, 4)}; {checkerboard(16, 2)} |")
     yield "| the sizes and rates of ABC and of Jelassi | all | **not run**: needs a GPU |"
 
 
