@@ -1277,10 +1277,11 @@ def parser():
         how = dict(type=kind, choices=meta["choices"])
         how = dict(action="store_true") if kind is bool else how
         usual = [f"{kind} {x}" for kind, x in meta["usual"].items() if x not in (None, NO)]
-        p.add_argument(flag(field.name), help=f"{meta['help']} ({', '.join(usual)})", **how)
+        text = meta["help"] + (f" ({', '.join(usual)})" if usual else "")
+        p.add_argument(flag(field.name), help=text, **how)
     p.add_argument("--seeds", type=int, help="runs, from --seed on")
-    p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there is one")
-    p.add_argument("--out", help="new folder, by default under runs/")
+    p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there")
+    p.add_argument("--out", help="new folder, by default in runs/")
     p.add_argument("--from", metavar="DIR", help="finish this run, test it at --lengths, --ask it")
     p.add_argument("--ask", nargs="+", help="123+748, of --from or of the newest finished run")
     p.add_argument("--json", action="store_true", help="print the record as JSON")
@@ -1351,7 +1352,7 @@ def answer(options):
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
     if config.kind != "seq2seq":
-        raise ValueError(f"--ask: a model of kind {config.model} answers nothing")
+        raise ValueError(f"--ask: {config.model} models answer nothing")
     say(f"asking {folder}")
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
