@@ -1282,10 +1282,10 @@ def parser():
     p.add_argument("--seeds", type=int, help="runs, from --seed on")
     p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there")
     p.add_argument("--out", help="new folder, by default in runs/")
-    p.add_argument("--from", metavar="DIR", help="finish this run, test it at --lengths, --ask it")
+    p.add_argument("--from", metavar="DIR", help="finish a run, test it at --lengths, --ask it")
     p.add_argument("--ask", nargs="+", help="123+748, of --from or of the newest finished run")
-    p.add_argument("--json", action="store_true", help="print the record as JSON")
-    p.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    p.add_argument("--json", action="store_true", help="print the record, JSON")
+    p.add_argument("--quiet", action="store_true", help="no progress reports")
     p.add_argument("--list", action="store_true", help="print tasks, methods and models")
     return p
 
