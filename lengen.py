@@ -1297,7 +1297,7 @@ def pick_device(config, name=None):
     if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more help small matrices little
+        torch.set_num_threads(1)  # more help it little
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 def say(text):
