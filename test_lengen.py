@@ -267,7 +267,6 @@ def test_alibi_causal_and_window():
         assert L.alibi_bias(4, 4, 6)[h, i, j] == -[1 / 4, 1 / 16, 1 / 64, 1 / 256][h] * abs(i - j)
     assert opened(L.causal_bias(5)[0]) == [list(range(i + 1)) for i in range(5)]
     assert [len(row) for row in opened(L.window_bias(2, 6, 6)[0])] == [1, 2, 3, 3, 3, 3]
-    assert torch.equal(L.window_bias(5, 6, 6), L.causal_bias(6))
     cross = opened(L.window_bias(1, 4, 5, cross=True)[0])    # `$123&`; rows write 3, 2, 1, the end
     assert cross == [[3, 4], [2, 3, 4], [1, 2, 3], [0, 1, 2]]
     pairs = opened(L.window_bias(1, 3, 7, cross=True, step=2)[0])                  # `$+a2b2a1b1&`
@@ -1138,6 +1137,9 @@ def test_pictures(finished, tmp_path, capsys):
 def test_claims_of_the_readme(tmp_path, monkeypatch):
     from results import claims
     assert claims.main([]) == 0
+    for r in claims.records("abc"):                          # these were run by the defaults
+        config = L.Config(**r["config"] | dict(lengths=(6,)))
+        assert [x["steps"] for x in r["train"].values()] == [config.steps, config.retrain_steps]
     (tmp_path / "README.md").write_text((HERE / "README.md").read_text().replace("94.4", "94.5"))
     monkeypatch.setattr(claims, "README", tmp_path / "README.md")
     assert claims.main([]) == 1
@@ -1147,8 +1149,6 @@ def test_speed(capsys):
     assert speed.main(["--quick", "--json"]) == 0            # it compares what it times
     rows = {what: (s, ratio) for what, s, ratio in json.loads(capsys.readouterr().out)["rows"]}
     assert all(s > 0 for s, _ in rows.values())
-    assert rows["- the loops of Eq. 1"][1] > 0.1
-    torch.manual_seed(0)
     attention = torch.rand(2, 5, 7)
     ours = L.abc_bias(attention, 8, 9, "paper", kappa=1.0)
     assert torch.allclose(speed.literal_bias(attention, 8, 9, 1.0), ours, atol=1e-5)
