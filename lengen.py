@@ -99,7 +99,7 @@ TASKS = {
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*", steps=(1200, 1000)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, steps=(300, 200)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, steps=(400, 250)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
