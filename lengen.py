@@ -905,11 +905,11 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     device, number, count = next(model.parameters()).device, 0, 1
     if torch.distributed.is_initialized():  # torchrun: processes share each batch
         number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    optimizers, saved = make_optimizers(model, keep.config), keep.current
-    now = dict(step=0, seconds=0.0, curve=[])
+    now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
     with refused("what is kept of the run does not fit"):
         if name in keep.parts:
             return model.load_state_dict(keep.parts[name]["weights"])
+        optimizers = make_optimizers(model, keep.config)
         if saved.get("name") == name:
             model.load_state_dict(saved["model"])
             for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
