@@ -104,7 +104,7 @@ def claims():
     yield Row("`vanilla`: 100 at 6, 0 at 10 on these; parity 29 at 6 decimal digits, about 20 bits",
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
-              (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla")
+              (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", width=None)
     yield Row("`window-cyclic`: 100 at 60 on these and on parity", "v2 Table 1",
               "{} / {} / {} / {}", "methods",
               *((60, dict(task=task, method="window-cyclic")) for task in TASKS))
