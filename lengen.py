@@ -337,7 +337,7 @@ class Method(NamedTuple):
     bias: Callable = None
     rotate: Callable = None  # see MultiHeadAttention
     relative: str = ""  # relative table in every attention: "k" or "kq"
-    lines: bool = False  # only the place of a key counts, so training varies the width
+    lines: bool = False  # bias by place: training varies the width
     align: bool = False  # the source interleaves its two operands
     calibrated: bool = False  # the bias comes from a model trained before
 
@@ -438,10 +438,10 @@ class Config:
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
     kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
     kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
-    width: int = option("digits of every number, by default as few as do", (None, None, NO))
+    width: int = option("digits of every number", (None, None, NO))
     lengths: tuple = option("digits tested; hard questions at the longest up to 60",
                             ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
-    samples: int = option("questions a length", (1000, 1000, 10_000), 1, 10 ** 6)
+    samples: int = option("questions a length, a fifth above 100", (1000, 1000, 10_000), 1, 10 ** 6)
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", (NO, 5, NO), 1, 18)
     second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
@@ -817,7 +817,7 @@ def calibrated_bias(config, lines):
 
 SECONDS = 3  # between reports of a training, at each of which it is kept
 silent = lambda text: None  # a report that goes nowhere
-first = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
+rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
 def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
@@ -836,7 +836,7 @@ def refused(text):
 class Keep:
     """Parts of a run by name, and the training under way; in checkpoint.pt if there is a folder."""
     def __init__(self, config, folder=None, parts=None, current=None):
-        self.config, self.path = config, folder and first() and Path(folder) / "checkpoint.pt"
+        self.config, self.path = config, folder and rank0() and Path(folder) / "checkpoint.pt"
         self.parts, self.current = parts or {}, current or {}
 
     def part(self, name, make):
@@ -1297,7 +1297,7 @@ def pick_device(config, name=None):
     if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more help it little
+        torch.set_num_threads(1)  # more threads help little
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 def say(text):
@@ -1307,7 +1307,7 @@ def say(text):
 
 def new_folder(config, options):
     """New, so that no two runs share one."""
-    if not first():
+    if not rank0():
         return None
     name = f"runs/{config.task}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", name))
@@ -1320,11 +1320,11 @@ def new_folder(config, options):
 def execute(keep, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
     config, device = keep.config, pick_device(keep.config, options.get("device"))
-    report = silent if "quiet" in options or not first() else say
+    report = silent if "quiet" in options or not rank0() else say
     report(f"{config.task}, {config.method}, seed {config.seed} on {device}, {keep.path or ''}")
     keep.save()
     run = LEARN[config.kind](config, device, keep, report)
-    if not first():
+    if not rank0():
         return
     known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
     if known < 0.99:
