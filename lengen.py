@@ -89,17 +89,19 @@ class Task(NamedTuple):
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
-    steps: tuple = (2000, 600)  # of the first training and of the retraining
+    recipe: tuple = (2000, 600, 64, 4e-3)  # steps of training and retraining, batch, rate
     models: tuple = ("seq2seq",)  # kinds of models that learn it
     modular: bool = False  # encoders: the answer is a remainder of --modulus
 
 TASKS = {
-    "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0), steps=(350, 350)),
+    "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
+                      recipe=(280, 250, 32, 6e-3)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
-    "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*", steps=(1200, 1000)),
+    "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
+                recipe=(1000, 800, 64, 6e-3)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, steps=(400, 250)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(320, 200, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
@@ -219,10 +221,8 @@ def sinusoidal(positions, d_model):
 
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
-    Source: Su et al. 2021, Eqs. 14 and 34. Raises: ValueError for odd D."""
+    Source: Su et al. 2021, Eqs. 14 and 34."""
     D = x.shape[-1]
-    if D % 2:
-        raise ValueError(f"RoPE rotates pairs; the head width {D} is odd")
     pairs = torch.arange(0, D, 2, dtype=torch.float64)
     angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)  # (T, D / 2)
     cos, sin = angles.cos().to(x), angles.sin().to(x)
@@ -259,8 +259,7 @@ def causal_bias(T):
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside, -inf outside. Self-attention opens the diagonal and w positions below
     it; cross-attention the anti-diagonal, `step` columns wide and `step` a row (2 for interleaved
-    operands), and w positions on either side. Source: v2, App. C.4; authors' code (row 0 sees the
-    end marker)."""
+    operands), and w positions on either side; row 0 sees the end marker. Source: v2, App. C.4."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         right = (S - 1) - step * i  # last column of the band
@@ -287,8 +286,6 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
                  d_head=None, d_out=None):
         super().__init__()
-        if d_model % n_head and d_head is None:
-            raise ValueError(f"{n_head} heads do not divide the width {d_model}")
         self.n_head, self.d_head = n_head, d_head or d_model // n_head
         self.relative, self.rotate = relative, rotate
         self.q, self.k, self.v = (nn.Linear(d_model, n_head * self.d_head) for _ in range(3))
@@ -342,8 +339,7 @@ class Method(NamedTuple):
     calibrated: bool = False  # the bias comes from a model trained before
 
 def sinusoids(config, period=None):
-    """Sinusoids of the position, or modulo a period (v2, App. C.4); then a source counts from its
-    end, where windows start."""
+    """Sinusoids of the position; with a period (v2, App. C.4) modulo it, sources from their end."""
     @functools.lru_cache(maxsize=64)
     def at(side, T):
         index = torch.arange(T).flip(0) if period and side == "source" else torch.arange(T)
@@ -357,8 +353,6 @@ class LearnedPositions(nn.Embedding):
         nn.init.normal_(self.weight, std=0.3)
 
     def forward(self, side, T):
-        if T > len(self.weight):
-            raise ValueError(f"{T} tokens do not fit {len(self.weight)} learned positions")
         return self.weight[:T]
 
 def window(config, w=1):
@@ -422,7 +416,7 @@ class Config:
     preset: str = option("defaults of all else", "fast", choices=("fast", "paper"))
     seed: int = option("of every random stream", 0, 0, 2 ** 32)
     precision: str = option("of products in training", "float32", choices=("float32", "bf16"))
-    base: int = option("of the numbers; parity always has 2", (10, NO, NO), 2, 10)
+    base: int = option("of the numbers; parity has 2", (10, NO, NO), 2, 10)
     size: str = option("of encoders", (NO, "small", NO), choices=SIZES)
     n_encoder: int = option("encoder layers or rounds", (0, None, NO), 0, 100)
     n_layer: int = option("decoder layers", (1, NO, NO), 1, 100)
@@ -430,15 +424,15 @@ class Config:
     d_model: int = option("width", (64, None, 128), 1, 8192)
     dropout: float = option("probability", (0.0, 0.1, NO), 0, 0.99)
     clip: int = option("relative tables cover offsets -clip to clip", (16, None, NO))
-    optimizer: str = option("of layers", ("muon", "adam", "adam"), choices=("muon", "adam"))
-    lr: float = option("peak learning rate", (4e-3, 1e-3, 1e-4), 1e-12, 10)
-    batch: int = option("examples a step", (64, 64, 1000), 1, 10 ** 5)
+    optimizer: str = option("of layers", ("muon", "adam", NO), choices=("muon", "adam"))
+    lr: float = option("peak learning rate", (None, 1e-3, 1e-4), 1e-12, 10)
+    batch: int = option("examples a step", (None, 64, 1000), 1, 10 ** 5)
     steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
     kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
     kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
-    width: int = option("digits of every number", (None, None, NO))
+    width: int = option("digits of every number", (None, None, NO), 1, 1000)
     lengths: tuple = option("digits tested; hard questions at the longest up to 60",
                             ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
     samples: int = option("questions a length, a fifth above 100", (1000, 1000, 10_000), 1, 10 ** 6)
@@ -471,18 +465,19 @@ class Config:
         if self.preset == "paper":
             usual |= PAPER.get(self.kind, {})
         elif self.kind == "seq2seq":
-            usual |= dict(steps=spec.steps[0], retrain_steps=spec.steps[1])
+            usual |= zip(("steps", "retrain_steps", "batch", "lr"), spec.recipe)
+        usual["base"] = spec.base or usual["base"]
         if self.kind == "encoder":
             size = SIZES.get(self.size or usual["size"], ())
             usual |= zip(("n_encoder", "d_model", "n_head"), size)
         method = METHODS.get(self.method or usual["method"], METHODS["nope"])
         if not method.relative:
             usual["clip"] = NO
-        rules = (self.rules or usual["rules"]) if method.calibrated else None
-        kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}.get(rules, (NO, NO))
-        usual |= zip(("kappa_cross", "kappa_self"), kappas)
         if not method.calibrated:
             usual["rules"] = NO
+        kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}
+        usual |= zip(("kappa_cross", "kappa_self"),
+                     kappas.get(self.rules or usual["rules"], (NO, NO)))
         for field in fields:
             name, meta, value = flag(field.name), field.metadata, getattr(self, field.name)
             low, high, choices = meta["low"], meta["high"], meta["choices"]
@@ -499,12 +494,14 @@ class Config:
 
     def settle(self, spec, method):
         """Values that follow from others, and checks of options against each other."""
-        if method.lines and self.kind != "seq2seq" or self.kind == "head" and self.method != "nope":
+        decoder = method.lines or self.method == "alibi-decoder"
+        if decoder and self.kind != "seq2seq" or self.kind == "head" and self.method != "nope":
             raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
         self.align = method.align and len(spec.operands) == 2  # windows need interleaved operands
         needed = 0
         if self.kind == "seq2seq":
-            self.base = spec.base or self.base
+            if self.base != (spec.base or self.base):
+                raise ValueError(f"--base: {self.task} has base {spec.base}")
             needed = question_width(self.task, 0, self.base)
             # At one width END always comes in the same row; nine teach that the source says where.
             first, last = (self.width or needed), (self.width or needed + 8 * method.lines)
@@ -523,13 +520,14 @@ class Config:
             self.clip = self.clip or (2 * self.width if method.relative else None)
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
+        if self.rules != "robust" and max(self.lengths) > 2000:
+            raise ValueError(f"--lengths: whole matrices, as of {self.method}, go to 2,000 digits")
         parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs
         if self.d_model % parts:
             raise ValueError(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention to a memory, feed-forward; a norm before each, in the preset
-    "paper" after each."""
+    """Self-attention, cross-attention, feed-forward; a norm before each ("paper": after each)."""
     def __init__(self, config, cross):
         super().__init__()
         C, method = config.d_model, METHODS[config.method]
@@ -741,20 +739,19 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
 def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
     (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S), how many are correct. Source:
-    v1, Sec. 5; v2, App. D. Differs: after the softmax, as in the authors' code; the formula has
-    scores before it. Raises: RuntimeError."""
+    v1, Sec. 5; v2, App. D. Differs: weights, not scores (authors' code). Raises: RuntimeError."""
     seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
-    hooks = [attention.register_forward_hook(watch) for layer in model.decoder
-             for attention in (layer.self_attention, layer.cross_attention)]
     model.eval()
-    for s, t in zip(source.split(batch), target.split(batch)):
-        seen.clear()
-        right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
-        totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
-        correct += int(right.sum())
-    for hook in hooks:
-        hook.remove()
+    with contextlib.ExitStack() as hooks:
+        for layer in model.decoder:
+            for attention in layer.self_attention, layer.cross_attention:
+                hooks.enter_context(attention.register_forward_hook(watch))
+        for s, t in zip(source.split(batch), target.split(batch)):
+            seen.clear()
+            right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
+            totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
+            correct += int(right.sum())
     if not correct:
         raise RuntimeError("the model answers no example correctly; raise --steps")
     means = [sum(parts) / correct for parts in zip(*totals)]
@@ -790,8 +787,7 @@ def calibrate(config, self_attention, cross_attention):
             for line in find_lines(attention[layer].cpu(), **usual | rule)]
 
 def calibrated_bias(config, lines):
-    """Lines -> the bias function of `Method`, dense up to 100 rows, OpenKeys beyond (always dense
-    by the paper's rules). Source: v2, Eq. 2."""
+    """Lines -> the bias function of `Method`, by the robust rules OpenKeys beyond 100 rows."""
     @functools.lru_cache(maxsize=64)
     def bias(layer, kind, T, S):
         if kind == "encoder":
@@ -819,9 +815,13 @@ SECONDS = 3  # between reports of a training, at each of which it is kept
 silent = lambda text: None  # a report that goes nowhere
 rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
+def say(text):
+    """To standard error, if it is open."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr or io.StringIO(), flush=True)
+
 def seed_by_name(*names):
-    """Seed torch by name, such as (seed, "teacher", step): what is drawn then depends on nothing
-    that was drawn before."""
+    """Seed torch by name, such as (seed, "teacher", step), so that no draw depends on another."""
     torch.manual_seed(random.Random(repr(names)).getrandbits(63))
 
 @contextlib.contextmanager
@@ -852,8 +852,12 @@ class Keep:
             buffer, beside = io.BytesIO(), self.path.with_suffix(".part")
             torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
                             current=self.current), buffer)
-            beside.write_bytes(buffer.getvalue())
-            os.replace(beside, self.path)
+            try:
+                beside.write_bytes(buffer.getvalue())
+                os.replace(beside, self.path)
+            except OSError as error:  # such as a full disk; the run goes on
+                beside.unlink(missing_ok=True)
+                say(f"lengen: {self.path} cannot be written: {error.strerror}")
 
 def read_checkpoint(folder):
     """-> config, parts, training under way. Raises: ValueError; no code in the file is run."""
@@ -866,8 +870,7 @@ def read_checkpoint(folder):
         return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
 def make_optimizers(model, config):
-    """Muon for matrices of layers, Adam for all else at a quarter of its rate; or Adam alone, as
-    the papers have it (Jelassi: AdamW)."""
+    """Muon for matrices of layers, Adam at a quarter of its rate for all else; or Adam alone."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
         inside = name.startswith(("encoder", "decoder")) and weight.dim() == 2
@@ -900,11 +903,9 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
 def train(model, batch, steps, rate, name, keep, report, check=lambda model: []):
     """A part of the run, {"weights", "steps", "seconds", "curve"}: train for a fixed number of
     steps, from where `keep` is. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
-    share of the peak rate. curve: [step, loss, *check(model)] every 100 steps. Raises:
-    FloatingPointError."""
-    device, number, count = next(model.parameters()).device, 0, 1
-    if torch.distributed.is_initialized():  # torchrun: processes share each batch
-        number, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    share of the peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
+    device = next(model.parameters()).device
+    number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))
     now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
     with refused("what is kept of the run does not fit"):
         if name in keep.parts:
@@ -929,7 +930,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
             told = time.perf_counter()
             now |= dict(step=step, seconds=round(told - start, 2))
             if not loss.isfinite():
-                raise FloatingPointError(f"the loss is {loss.item()} at step {step} of {name}")
+                raise RuntimeError(f"the loss is {loss.item()} at step {step} of {name}")
             report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {now['seconds']:.0f} s")
             if step < steps:
                 keep.current = dict(now, name=name, model=model.state_dict(),
@@ -941,8 +942,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
 @torch.no_grad()
 def right_tokens(model, source, target):
     """source (B, S), target (B, T + 1) -> (B, T) bool on the CPU: is each token the most likely one
-    after those before it? If all are, and only then, greedy decoding writes the target: up to the
-    first mistake both see the same tokens."""
+    after those before it? If all are, and only then, greedy decoding writes the target."""
     model.eval()
     device = next(model.parameters()).device
     chunk = max(1, 2 ** 20 // (target.shape[1] * min(source.shape[1], 100)))  # bounds memory
@@ -1134,8 +1134,7 @@ def arrange_encoder(task, a, b, modulus=100):
     return torch.cat(question, 1), torch.cat([mark(START), write_padded(answer, length)], 1)
 
 def draw_encoder(config, length, B, even=False):
-    """First and second operands (B, width) below 10^length, 1 in place of 0: uniform, or, if even,
-    of each length equally often."""
+    """Operands (B, width) below 10^length, 1 in place of 0: uniform, or each length as often."""
     def below(length):
         digits, place = torch.randint(10, (B, length)), torch.arange(length)
         if even:
@@ -1172,8 +1171,7 @@ class Encoder(Transformer):
 def learn_encoder(config, device, keep, report):
     """Train on short numbers (--prime: and a few long ones), test; --finetune: train on long ones,
     test again -> Run. The curve has the share right of each digit (Fig. 7, but of new questions).
-    Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up before the cosine; examples are
-    drawn with replacement."""
+    Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
     seed_by_name(config.seed, "model")
     model = Encoder(config).to(device)
     rate = lambda step, steps: min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -1300,15 +1298,8 @@ def pick_device(config, name=None):
         torch.set_num_threads(1)  # more threads help little
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
-def say(text):
-    """To standard error, if it is open."""
-    with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr or io.StringIO(), flush=True)
-
 def new_folder(config, options):
     """New, so that no two runs share one."""
-    if not rank0():
-        return None
     name = f"runs/{config.task}-{config.method}-seed{config.seed}-{time.time_ns()}"
     folder = Path(options.get("out", name))
     if "out" in options and "seeds" in options:
@@ -1352,7 +1343,7 @@ def answer(options):
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
     if config.kind != "seq2seq":
-        raise ValueError(f"--ask: {config.model} models answer nothing")
+        raise ValueError(f"--ask: {config.model} models answer nothing; choose a run by --from")
     say(f"asking {folder}")
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
@@ -1377,23 +1368,30 @@ def run_command(options):
     if options.get("seeds", 1) < 1:
         raise ValueError("--seeds: at least 1")
     pick_device(config, options.get("device"))  # or no folder is made
+    code = 0
     for seed in range(config.seed, config.seed + options.get("seeds", 1)):
         config = dataclasses.replace(config, seed=seed)
-        execute(Keep(config, new_folder(config, options)), options)
+        try:
+            execute(Keep(config, rank0() and new_folder(config, options)), options)
+        except RuntimeError as error:  # of this seed; the others are run
+            code = fail(error, 1)
+    return code
+
+def fail(error, code):
+    say(f"lengen: {str(error).partition(chr(10))[0] or repr(error)}")
+    return code
 
 def main(argv=None):
-    """-> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
+    """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
     try:
         return run_command(vars(parser().parse_args(argv))) or 0
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
-        text, code = "interrupted; go on by --from DIR", 130
+        return fail("interrupted; go on by --from DIR, of runs/ the newest", 130)
     except Exception as error:
-        text, code = str(error).partition("\n")[0] or repr(error), 2 * isinstance(error, ValueError)
-    say(f"lengen: {text}")
-    return code or 1
+        return fail(error, 2 if isinstance(error, ValueError) else 1)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -247,8 +247,6 @@ def test_rope_equals_onnx_and_ignores_a_common_shift():
     q, k = torch.randn(2, 2, 5, 8).double()
     scores = lambda at: L.rope(q, at) @ L.rope(k, at).transpose(1, 2)
     torch.testing.assert_close(scores(at), scores(at + 1000))
-    with pytest.raises(ValueError, match="7 is odd"):
-        L.rope(torch.randn(1, 1, 5, 7), at)
 
 def test_relative_scores_equal_the_papers_sums(double):
     B, H, T, S, D, K = 2, 2, 5, 8, 4, 2
@@ -296,8 +294,6 @@ def test_attention_equals_torchs_with_a_bias_a_head(double):
         output.square().sum().backward()
         results.append((output, weights, a.grad, b.grad))
     torch.testing.assert_close(*results)
-    with pytest.raises(ValueError, match="5 heads"):
-        L.MultiHeadAttention(12, 5)
 
 @pytest.mark.parametrize("relative", ["k", "kq"])
 def test_relative_terms_are_scaled_and_rotation_comes_first(double, relative):
@@ -646,8 +642,8 @@ def spy_on_steps(monkeypatch):
     monkeypatch.setattr(L, "take_step", step)
     return seen, models
 
-@pytest.mark.parametrize("optimizer", ["adam", "muon"])
-@pytest.mark.parametrize("model", L.MODELS)
+@pytest.mark.parametrize("model, optimizer", [("head", None), *itertools.product(
+    ["seq2seq", "universal", "encoder"], ["adam", "muon"])])
 def test_training_is_torchs_own(double, monkeypatch, model, optimizer):
     """The steps of a run once more: cross-entropy, gradients cut at norm 1, torch's optimizers."""
     config = small(model, optimizer=optimizer, lr=0.02, steps=40)
@@ -664,7 +660,7 @@ def test_training_is_torchs_own(double, monkeypatch, model, optimizer):
     if matrices:
         muon = torch.optim.Muon(matrices, 1.0, 0.0, adjust_lr_fn="match_rms_adamw")
         optimizers = [(optimizers[0][0], 0.005), (muon, 0.02)]
-    assert bool(matrices) == (optimizer == "muon" and kind != "head") and len(seen) == 40
+    assert bool(matrices) == (optimizer == "muon") and len(seen) == 40
     for step, (_, source, target) in enumerate(seen, 1):
         logits = theirs(source, target[:, :-1]).float()
         F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten()).backward()
@@ -949,7 +945,8 @@ BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optim
 --model seq2seq --task multiplication|--n-layer 2 {E}|--base 7 {E}|--prime 9 --n-train 5 {E}
 --prime-lengths 7 {E}|--width 3 {E}|--rules paper {E}|--size tiny {E}|--kappa-cross 1 {E}
 --n-head 3 {E}|--method window {E}|--n-layer 2 {H}|--dropout 0.1 {H}|--width 9 {H}|--base 3 {H}
---clip 3 {H}|--n-head 2 {H}|--n-head 4 --d-model 36 --method rope"""
+--clip 3 {H}|--n-head 2 {H}|--n-head 4 --d-model 36 --method rope|--base 7 --task parity
+--optimizer adam {H}|--method alibi-decoder {E}|--width 1001|--lengths 2001 --method window"""
 BAD = BAD.replace("{E}", "--task addition --model encoder").replace("{H}", "--task consecutive")
 
 @pytest.mark.parametrize("arguments", BAD.replace("\n", "|").split("|"))
@@ -980,7 +977,7 @@ def test_options_that_follow_from_others_can_be_given():
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
     fast, j = L.Config(), L.Config("elementwise-addition")
-    assert (fast.lr, fast.lengths, fast.widths) == (4e-3, (6, 10, 20, 60), range(7, 16))
+    assert (fast.lr, fast.lengths, fast.widths) == (6e-3, (6, 10, 20, 60), range(7, 16))
     assert (j.n_train, j.train_digits, j.width, j.modulus, j.steps) == (5000, 5, 20, 100, 2000)
     assert (c.n_encoder, c.n_layer, c.n_head, c.d_model, c.dropout) == (1, 6, 8, 128, 0.3)
     assert (c.lr, c.optimizer, c.rules, c.width) == (1e-5, "adam", "paper", 61)
@@ -1042,8 +1039,16 @@ def test_questions_are_answered_line_by_line(finished, command):
     code, out, err = command("--ask", "1.5")
     assert code == 2 and out == "" and "1.5" in err[1]
 
+def test_a_full_disk_costs_no_result(command, monkeypatch):
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr(Path, "write_bytes", lambda path, data: (_ for _ in ()).throw(full))
+    code, out, err = command(*as_flags(small(samples=8)), "--quiet", "--device=cpu")
+    assert code == 0 and "digits   exact" in out and not list(Path().rglob("checkpoint.*"))
+    assert all("checkpoint.pt" in line and "No space" in line for line in err) and err
+
 def test_failures_and_interruptions(command, monkeypatch):
     flags, fail = [*as_flags(small()), "--quiet", "--device=cpu"], lambda *given: torch.tensor(INF)
+    take = L.take_step
     for error, code, said in [(KeyboardInterrupt(), 130, "--from"), (RuntimeError("a\nb"), 1, "a"),
                               (MemoryError(), 1, "MemoryError"), (None, 1, "the loss is inf")]:
         raises = lambda *given: (_ for _ in ()).throw(error)
@@ -1051,6 +1056,11 @@ def test_failures_and_interruptions(command, monkeypatch):
             patch.setattr(L, "take_step", raises if error else fail)
             found, _, err = command(*flags, f"--out={said}")
         assert found == code and len(err) == 1 and said in err[0] and err[0][:8] == "lengen: "
+    with monkeypatch.context() as patch:                     # one seed of three
+        patch.setattr(L, "take_step", lambda model, *given: take(model, *given) * (
+            INF if model.config.seed == 1 else 1))
+        code, out, err = command(*flags, "--seeds=3")
+    assert code == 1 and out.count("tests") == 2 and len(err) == 1 and "the loss is inf" in err[0]
     assert_refused(command("--from=--from", "--steps=9"), "--steps")
     code, out, _ = command("--from=--from", "--json", "--lengths=5")     # goes on, and is done
     assert code == 0 and {x["digits"] for x in json.loads(out)["tests"]["rows"]} == {5}
@@ -1070,13 +1080,14 @@ def test_readme_scripts_are_short_and_run(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (HERE / "README.md").read_text(), re.DOTALL)
     run = "lengen.main(['--steps=3', '--samples=2', '--lengths=6', '--quiet', '--device=cpu', "
     ends = ["", run + "'--task=subtraction', '--method=nope'])", run + "'--method=t5'])"]
-    for text, most, end in zip(blocks, (40, 8, 15), ends, strict=True):
-        assert text.count("\n") <= most
-        done = subprocess.run([sys.executable, "-c", f"{text}\nimport lengen\n{end}"], text=True,
-                              capture_output=True, cwd=tmp_path, env={
-                                  **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)})
-        assert not done.stderr and ("model     3 steps" if end else " of 1,000 ") in done.stdout
-        assert end or int(done.stdout.split()[0]) >= 990
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    runs = [subprocess.Popen([sys.executable, "-c", f"{text}\nimport lengen\n{end}"], env=env,
+                             stdout=-1, stderr=-1, text=True, cwd=tmp_path)
+            for text, end in zip(blocks, ends, strict=True)]
+    for run, text, most, end in zip(runs, blocks, (40, 8, 15), ends):
+        out, err = run.communicate()
+        assert not err and ("model     3 steps" if end else " of 1,000 ") in out
+        assert text.count("\n") <= most and (end or int(out.split()[0]) >= 990)
 
 def written_record(seed, correct, places=(1.0,), n=1000, **options):
     """A record as an older file may hold it: config and counts, nothing else."""
@@ -1141,6 +1152,7 @@ def test_claims_of_the_readme(tmp_path, monkeypatch):
     for r in claims.records("abc"):                          # these were run by the defaults
         config = L.Config(**r["config"] | dict(lengths=(6,)))
         assert [x["steps"] for x in r["train"].values()] == [config.steps, config.retrain_steps]
+        assert (r["config"]["batch"], r["config"]["lr"]) == (config.batch, config.lr)
     (tmp_path / "README.md").write_text((HERE / "README.md").read_text().replace("94.4", "94.5"))
     monkeypatch.setattr(claims, "README", tmp_path / "README.md")
     assert claims.main([]) == 1
