@@ -46,9 +46,8 @@ import torch.nn.functional as F
 
 INF = float("inf")
 
-# ----------------------------------------
+# --------------------
 # 1. Tasks: digits in, tokens out
-#
 # A digit's token is its value. Numbers are digits (B, W), the least significant first.
 
 VOCAB = "0123456789+*$&@"
@@ -57,8 +56,6 @@ LIMIT = 2 ** 20  # of training numbers, mainly of 6 digits (v2, App. B)
 
 def encode(text):
     """String of VOCAB symbols -> (T,) tokens. Raises: ValueError."""
-    if not set(text) <= set(VOCAB):
-        raise ValueError(f"{text!r} is not written in the vocabulary {VOCAB}")
     return torch.tensor([VOCAB.index(symbol) for symbol in text], dtype=torch.int64)
 
 def decode(tokens):
@@ -95,11 +92,11 @@ class Task(NamedTuple):
 
 TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
-                      recipe=(280, 250, 32, 6e-3)),
+                      recipe=(350, 350, 32, 4e-3)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(1000, 800, 64, 6e-3)),
+                recipe=(1200, 1000, 64, 4e-3)),
     "parity": Task("running xor of the bits, last bit first",
                    lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(320, 200, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
@@ -121,7 +118,7 @@ def arrange(task, operands, base=10, align=False):
     answer = carry(spec.columns(*operands), base)
     mark = lambda text: encode(text).expand(len(answer), -1)
     body = [a.flip(1) for a in operands]
-    if align and len(body) == 2:
+    if align:
         body = [mark(spec.sign), torch.stack(torch.broadcast_tensors(*body), 2).flatten(1)]
     else:
         body.insert(1, mark(spec.sign))
@@ -206,9 +203,8 @@ def draw_hard(task, length, B, base):
                      for y in (x, top - x + unit * (x > 0))]
     return TASKS[task].admit(*(torch.cat(parts) for parts in zip(*sets)))
 
-# ----------------------------------------
+# --------------------
 # 2. Positions and biases: one pure function each
-#
 # A bias is added to the scores: 0 is neutral, -inf closes. Rows are queries i, columns keys j.
 
 def sinusoidal(positions, d_model):
@@ -268,7 +264,7 @@ def window_bias(w, T, S, cross=False, step=1):
         inside = (j <= i) & (j >= i - w)
     return torch.zeros(T, S).masked_fill(~inside, -INF)[None]
 
-# ----------------------------------------
+# --------------------
 # 3. Attention
 
 class OpenKeys(NamedTuple):
@@ -321,7 +317,7 @@ class MultiHeadAttention(nn.Module):
         y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
-# ----------------------------------------
+# --------------------
 # 4. Transformer
 
 class Method(NamedTuple):
@@ -411,19 +407,19 @@ class Config:
     """All that a run depends on; what is not given comes from preset, model and task, what has no
     effect is None. Raises: ValueError naming the option."""
     task: str = option("what to learn", "successor", choices=TASKS)
-    model: str = option("by default the first that learns the task", None, choices=MODELS)
+    model: str = option("by default the task's first", None, choices=MODELS)
     method: str = option("positions and attention", ("abc", "rpe-k", "nope"), choices=METHODS)
     preset: str = option("defaults of all else", "fast", choices=("fast", "paper"))
     seed: int = option("of every random stream", 0, 0, 2 ** 32)
     precision: str = option("of products in training", "float32", choices=("float32", "bf16"))
-    base: int = option("of the numbers; parity has 2", (10, NO, NO), 2, 10)
+    base: int = option("of the numbers", (10, NO, NO), 2, 10)
     size: str = option("of encoders", (NO, "small", NO), choices=SIZES)
     n_encoder: int = option("encoder layers or rounds", (0, None, NO), 0, 100)
     n_layer: int = option("decoder layers", (1, NO, NO), 1, 100)
     n_head: int = option("attention heads", (4, None, NO))
     d_model: int = option("width", (64, None, 128), 1, 8192)
     dropout: float = option("probability", (0.0, 0.1, NO), 0, 0.99)
-    clip: int = option("relative tables cover offsets -clip to clip", (16, None, NO))
+    clip: int = option("relative offsets, -clip to clip", (16, None, NO))
     optimizer: str = option("of layers", ("muon", "adam", NO), choices=("muon", "adam"))
     lr: float = option("peak learning rate", (None, 1e-3, 1e-4), 1e-12, 10)
     batch: int = option("examples a step", (None, 64, 1000), 1, 10 ** 5)
@@ -441,7 +437,7 @@ class Config:
     second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
     modulus: int = option("of modular tasks", (NO, 100, NO), 2)
     even: bool = option("train on each length equally often", (NO, False, NO))
-    n_train: int = option("first operands in the training set", (NO, 5000, NO), 1, 10 ** 7)
+    n_train: int = option("first operands to train on", (NO, 5000, NO), 1, 10 ** 7)
     prime: int = option("long ones among them, for priming", (NO, 0, NO), 0)
     prime_lengths: tuple = option("their digits, by default the longest tested", (NO, None, NO))
     finetune: int = option("long ones to train on afterwards", (NO, 0, NO), 0)
@@ -493,11 +489,11 @@ class Config:
         self.settle(spec, method)
 
     def settle(self, spec, method):
-        """Values that follow from others, and checks of options against each other."""
+        """Values that follow from others; checks of options against each other."""
         decoder = method.lines or self.method == "alibi-decoder"
         if decoder and self.kind != "seq2seq" or self.kind == "head" and self.method != "nope":
             raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
-        self.align = method.align and len(spec.operands) == 2  # windows need interleaved operands
+        self.align = method.align and len(spec.operands) == 2
         needed = 0
         if self.kind == "seq2seq":
             if self.base != (spec.base or self.base):
@@ -521,7 +517,7 @@ class Config:
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
         if self.rules != "robust" and max(self.lengths) > 2000:
-            raise ValueError(f"--lengths: whole matrices, as of {self.method}, go to 2,000 digits")
+            raise ValueError("--lengths: above 2,000 digits only abc, robust")
         parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs
         if self.d_model % parts:
             raise ValueError(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
@@ -620,9 +616,8 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# ----------------------------------------
+# --------------------
 # 5. Attention Bias Calibration
-#
 # A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
 # Lines that stand out are kept, and continued at another size: block by block, since as numbers
 # grow the first operand moves away from the end of the source. One block is the paper's algorithm.
@@ -774,6 +769,9 @@ def calibrate(config, self_attention, cross_attention):
     cross-attention, where it would read numbers from their first digit on. Of a fixed width only
     the rows that training fills (authors' code: the first 6). Source: v2, App. D, step 2.
     """
+    for attention in self_attention, cross_attention:
+        if attention.shape[:2] != (config.n_layer, config.n_head) or not attention.isfinite().all():
+            raise ValueError("the averaged attention is not this model's")
     rows, usual = question_width(config.task, 0, config.base) + 1, RULES[config.rules]
     own, cross, layers = {}, {}, [config.n_layer - 1]
     if config.rules == "robust":
@@ -805,14 +803,13 @@ def calibrated_bias(config, lines):
         return keys if T > 100 else lay_out(keys, S)
     return bias
 
-# ----------------------------------------
+# --------------------
 # 6. Training and evaluation
-#
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
 
 SECONDS = 3  # between reports of a training, at each of which it is kept
-silent = lambda text: None  # a report that goes nowhere
+silent = lambda text: None
 rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
 def say(text):
@@ -825,11 +822,11 @@ def seed_by_name(*names):
     torch.manual_seed(random.Random(repr(names)).getrandbits(63))
 
 @contextlib.contextmanager
-def refused(text):
+def refused(text, errors=Exception):
     """Errors in here come from bad input: a ValueError, the text and why."""
     try:
         yield
-    except Exception as error:
+    except errors as error:
         why = getattr(error, "strerror", None) or str(error) or repr(error)
         raise ValueError(f"{text}: {' '.join(why.split())[:300]}") from None
 
@@ -916,6 +913,8 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
             for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
             now = {key: saved[key] for key in now}
+            if not 0 < now["step"] < steps:
+                raise ValueError(f"step {now['step']} of {steps}")
     parallel = nn.parallel.DistributedDataParallel(model) if count > 1 else model
     told = time.perf_counter()
     start = told - now["seconds"]
@@ -1040,9 +1039,8 @@ def learn(config, device, keep, report):
     model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
-# ----------------------------------------
+# --------------------
 # 7. Consecutive pairs: one attention head, read completely
-#
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
 # holds its value - 1 or + 1. One layer and head, no feed-forward, and no positions or residual,
 # of which the source says nothing.
@@ -1092,9 +1090,8 @@ def learn_pairs(config, device, keep, report):
           lambda step, steps: 1.0, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
-# ----------------------------------------
+# --------------------
 # 8. Encoders: one pass, relative positions, priming
-#
 # Source: Jelassi. One pass over the question: answer digit t is read off at token t. Numbers
 # start with their most significant digit and are padded on the right, so digits of equal weight
 # are aligned only in numbers of equal length. + and * serve for the paper's four signs.
@@ -1202,7 +1199,7 @@ def learn_encoder(config, device, keep, report):
         stage("finetune", config.finetune, config.finetune, config.retrain_steps)
     return Run(model, keep.part("tests", tests))
 
-# ----------------------------------------
+# --------------------
 # 9. Command line
 
 LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}
@@ -1210,9 +1207,10 @@ LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}
 def load(folder):
     """Folder of a finished run -> model, config, Run. Raises: ValueError."""
     config, parts, _ = read_checkpoint(folder)
-    if "tests" not in parts:
+    if not parts.keys() >= {"model", "tests"}:
         raise ValueError(f"{str(folder)!r} is not finished; finish it by --from alone")
-    run = LEARN[config.kind](config, torch.device("cpu"), Keep(config, parts=parts), silent)
+    with refused(f"{str(folder)!r} does not fit"):
+        run = LEARN[config.kind](config, torch.device("cpu"), Keep(config, parts=parts), silent)
     return run.model, config, run
 
 def wilson(correct, n, z=1.959964):
@@ -1312,7 +1310,7 @@ def execute(keep, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
     config, device = keep.config, pick_device(keep.config, options.get("device"))
     report = silent if "quiet" in options or not rank0() else say
-    report(f"{config.task}, {config.method}, seed {config.seed} on {device}, {keep.path or ''}")
+    report(f"{config.task}, {config.method}, seed {config.seed}, {device}, {keep.path or ''}")
     keep.save()
     run = LEARN[config.kind](config, device, keep, report)
     if not rank0():
@@ -1333,7 +1331,8 @@ def go_on(folder, options):
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
     folder = None if "tests" in parts else folder
     parts = {name: part for name, part in parts.items() if not changes or name != "tests"}
-    execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
+    with refused(f"{options['from']!r} does not fit", (TypeError, AttributeError, LookupError)):
+        execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
 
 def answer(options):
     """--ask: a line for each question."""
@@ -1343,7 +1342,7 @@ def answer(options):
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
     if config.kind != "seq2seq":
-        raise ValueError(f"--ask: {config.model} models answer nothing; choose a run by --from")
+        raise ValueError(f"--ask: {config.model} models answer nothing")
     say(f"asking {folder}")
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
@@ -1373,7 +1372,7 @@ def run_command(options):
         config = dataclasses.replace(config, seed=seed)
         try:
             execute(Keep(config, rank0() and new_folder(config, options)), options)
-        except RuntimeError as error:  # of this seed; the others are run
+        except RuntimeError as error:  # of this seed alone
             code = fail(error, 1)
     return code
 
@@ -1389,7 +1388,7 @@ def main(argv=None):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
-        return fail("interrupted; go on by --from DIR, of runs/ the newest", 130)
+        return fail("interrupted; go on by --from DIR", 130)
     except Exception as error:
         return fail(error, 2 if isinstance(error, ValueError) else 1)
 
