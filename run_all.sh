@@ -34,7 +34,7 @@ for seed in 0 1 2; do
     echo "methods --task successor --method window $size --steps 300 --seed $seed"
     echo "methods --task parity --method window $size --steps 200 --seed $seed"
     rules="--rules paper --width 61 --n-head 8 --seed $seed"
-    echo "methods --task successor --steps 1000 $rules"
+    echo "methods --task successor --steps 1000 --batch 64 $rules"
     echo "methods --task nx1 $rules"
     echo "methods --task addition $rules"
 done; }
