@@ -31,6 +31,7 @@ papers() { for task in successor addition; do for method in vanilla rope alibi r
 done; done
 size="--preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
 for seed in 0 1 2; do
+    echo "methods --task successor --method rope --steps 1500 --seed $seed --lengths 6,10,20,60"
     echo "methods --task successor --method window $size --steps 300 --seed $seed"
     echo "methods --task parity --method window $size --steps 200 --seed $seed"
     rules="--rules paper --width 61 --n-head 8 --seed $seed"

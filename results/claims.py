@@ -91,6 +91,7 @@ def claims():
     digit = dict(task="multiplication", model="universal", method="rpe-k", second_digits=1,
                  width=9, steps=6000, n_train=5000, lr=0.002, dropout=0.0)
     head = dict(d_vocab=16, d_head=32, plant=0.0, steps=10_000)
+    plain = dict(width=None, n_layer=None)
     yield "| claim | source | here |"
     yield "|---|---|---|"
     yield Row("ABC: 100 / 99.8 / 100 at 60 digits on successor / addition / nx1", "v2 Table 3",
@@ -104,7 +105,7 @@ def claims():
     yield Row("`vanilla`: 100 at 6, 0 at 10 on these; parity 29 at 6 decimal digits, about 20 bits",
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
-              (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", width=None)
+              (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
     yield Row("`window-cyclic`: 100 at 60 on these and on parity", "v2 Table 1",
               "{} / {} / {} / {}", "methods",
               *((60, dict(task=task, method="window-cyclic")) for task in TASKS))
@@ -125,12 +126,14 @@ def claims():
               (60, dict(task="nx1")), method="abc", rules="paper", width=61)
     yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10 on successor / addition", "v2 Table 1",
               "{} / {} at 6, {} / {} at 10; addition not learned", "methods",
-              *((n, dict(task=task, method="rope")) for n in (6, 10) for task in list(TASKS)[:2]))
+              *((n, config) for n in (6, 10) for config in (
+                  dict(task="successor", steps=1500), dict(task="addition", steps=None))),
+              method="rope", **plain)
     yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}; the authors' "
               "`alibi-decoder` {} / {}, at 10 {} / {}", "methods",
               *((n, dict(task=task, method=method)) for n, method in (
                   (6, "alibi"), (6, "alibi-decoder"), (10, "alibi-decoder"))
-                for task in list(TASKS)[:2]))
+                for task in list(TASKS)[:2]), **plain)
     yield Row("element-wise sums by `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20",
               "Jelassi, Table 6", "{} / {} / {}; {} at 5", "encoders", (10,), (15,), (20,), (5,),
               task="elementwise-addition", method="rpe-k", width=22, lr=0.002, even=None)
