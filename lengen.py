@@ -81,7 +81,7 @@ class Task(NamedTuple):
     """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows."""
     about: str
     columns: Callable  # operands (B, W) -> column sums; `carry` makes them the answer
-    operands: tuple = ("number",)  # one or two: "number", "digit" or "short" (--second-digits)
+    operands: tuple = ("number",)  # and maybe "number", "digit" or "short" (--second-digits)
     sign: str = ""  # stands before the second operand
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
@@ -143,12 +143,8 @@ def example(task, *operands, width=None, base=10, align=False):
     return decode(source[0]), decode(target[0])
 
 def to_digits(numbers, width, base):
-    """(B,) integers >= 0 -> their lowest digits (B, width)."""
-    digits = []
-    for _ in range(width):
-        digits.append(numbers % base)
-        numbers = numbers // base
-    return torch.stack(digits, 1)
+    """(B,) integers >= 0 -> digits (B, width). Raises: ValueError."""
+    return carry(F.pad(numbers[:, None], (0, width - 1)), base)
 
 def n_digits(a):
     """Digits (B, W) -> how many, without zeros in front (B,), at least 1."""
@@ -156,8 +152,8 @@ def n_digits(a):
 
 def question_width(task, digits, base=10):
     """Width to which numbers of so many digits are padded; digits=0: training numbers, to that of
-    their largest answer. Both leave as many zeros in front: one where answers grow, but two in
-    binary sums, since LIMIT alone has 21 digits."""
+    their largest answer. Tests have as many zeros in front as most of these: one where answers
+    grow, two in binary sums."""
     spec = TASKS[task]
     base = spec.base or base
     top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)
@@ -380,7 +376,7 @@ METHODS = {
 MODELS = {"seq2seq": "encoder-decoder (ABC)", "universal": "encoder of one shared layer (Jelassi)",
           "encoder": "encoder (Jelassi)", "head": "one attention head (Pairs)"}
 KINDS = ("seq2seq", "encoder", "head")
-NO = "no effect"  # in place of a default: this kind of model does not have the option
+NO = "no effect"  # in place of a default: not an option of this kind
 SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
          "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
 # v2, App. B and D, batch and steps on sums of the authors' code, retraining a tenth; Jelassi,
@@ -429,9 +425,8 @@ class Config:
     kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
     kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
     width: int = option("digits of every number", (None, None, NO), 1, 1000)
-    lengths: tuple = option("digits tested; hard questions at the longest up to 60",
-                            ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
-    samples: int = option("questions a length, a fifth above 100", (1000, 1000, 10_000), 1, 10 ** 6)
+    lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
+    samples: int = option("questions a length", (1000, 1000, 10_000), 1, 10 ** 6)
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", (NO, 5, NO), 1, 18)
     second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
@@ -439,7 +434,7 @@ class Config:
     even: bool = option("train on each length equally often", (NO, False, NO))
     n_train: int = option("first operands to train on", (NO, 5000, NO), 1, 10 ** 7)
     prime: int = option("long ones among them, for priming", (NO, 0, NO), 0)
-    prime_lengths: tuple = option("their digits, by default the longest tested", (NO, None, NO))
+    prime_lengths: tuple = option("their digits (the longest tested)", (NO, None, NO))
     finetune: int = option("long ones to train on afterwards", (NO, 0, NO), 0)
     # consecutive pairs, section 7
     d_vocab: int = option("integers", (NO, NO, 16), 4, 2 ** 16)
@@ -459,7 +454,9 @@ class Config:
         self.kind = "encoder" if self.model == "universal" else self.model
         usual = {field.name: field.metadata["usual"][self.kind] for field in fields}
         if self.preset == "paper":
-            usual |= PAPER.get(self.kind, {})
+            if self.kind not in PAPER:
+                raise ValueError(f"--preset: not for {self.model}")
+            usual |= PAPER[self.kind]
         elif self.kind == "seq2seq":
             usual |= zip(("steps", "retrain_steps", "batch", "lr"), spec.recipe)
         usual["base"] = spec.base or usual["base"]
@@ -467,10 +464,10 @@ class Config:
             size = SIZES.get(self.size or usual["size"], ())
             usual |= zip(("n_encoder", "d_model", "n_head"), size)
         method = METHODS.get(self.method or usual["method"], METHODS["nope"])
-        if not method.relative:
-            usual["clip"] = NO
-        if not method.calibrated:
-            usual["rules"] = NO
+        for name, used in (("clip", method.relative), ("rules", method.calibrated),
+                           ("retrain_steps", method.calibrated or self.finetune),
+                           ("modulus", spec.modular), ("second_digits", "short" in spec.operands)):
+            usual[name] = usual[name] if used else NO
         kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}
         usual |= zip(("kappa_cross", "kappa_self"),
                      kappas.get(self.rules or usual["rules"], (NO, NO)))
@@ -481,7 +478,7 @@ class Config:
             if value is None:
                 setattr(self, field.name, None if usual[field.name] == NO else usual[field.name])
             elif usual[field.name] == NO:
-                raise ValueError(f"{name}: has no effect on {self.model}, {self.method}")
+                raise ValueError(f"{name}: {NO} on {self.task}, {self.model}, {self.method}")
             elif choices and value not in choices:
                 raise ValueError(f"{name}: {value!r} is none of {', '.join(choices)}")
             elif field.type not in (str, bool) and not all(low <= n <= high for n in numbers):
@@ -497,7 +494,7 @@ class Config:
         needed = 0
         if self.kind == "seq2seq":
             if self.base != (spec.base or self.base):
-                raise ValueError(f"--base: {self.task} has base {spec.base}")
+                raise ValueError(f"--base: {self.task} has {spec.base}")
             needed = question_width(self.task, 0, self.base)
             # At one width END always comes in the same row; nine teach that the source says where.
             first, last = (self.width or needed), (self.width or needed + 8 * method.lines)
@@ -510,8 +507,7 @@ class Config:
             if self.prime > self.n_train:
                 raise ValueError(f"--prime: {self.prime} of {self.n_train} examples")
             needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
-                         self.second_digits * ("short" in spec.operands),
-                         len(str(self.modulus - 1)) * spec.modular)
+                         self.second_digits or 0, len(str((self.modulus or 1) - 1)))
             self.width = self.width or max(needed, 20)  # Jelassi's places
             self.clip = self.clip or (2 * self.width if method.relative else None)
         if self.width and self.width < needed:
@@ -549,7 +545,7 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """Encoder-decoder; bias: as in `Method`, in place of the method's. Differs: embeddings have
+    """Encoder-decoder; bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
     standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
@@ -581,7 +577,7 @@ class Transformer(nn.Module):
 
     def biases(self, T, S):
         """-> [(self (1 or H, T, T) with the causal mask, cross (1 or H, T, S) or None)], a pair a
-        decoder layer; either may be OpenKeys. Raises: ValueError on other shapes."""
+        decoder layer; either may be OpenKeys, self without mask. Raises: ValueError on shapes."""
         pairs = []
         for n in range(len(self.decoder)):
             own, cross = self.bias(n, "self", T, T), self.bias(n, "cross", T, S)
@@ -683,7 +679,7 @@ def open_keys(lines, H, M, blocks):
     beyond the offsets seen. Source: v2, Eq. 1 (case distinction), App. E.1."""
     rows, starts = torch.arange(M), [0, *accumulate(blocks)]
     columns, values = [rows * 0], [torch.full((H, M), -INF)]
-    place = lambda line: (line.direction, line.block, line.offset)
+    place = lambda line: line[1:4]
     for (direction, b, offset), heads in groupby(sorted(lines, key=place), place):
         column = offset + abs(direction) * rows
         if direction == -1:
@@ -733,7 +729,7 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
 @torch.no_grad()
 def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
-    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S), how many are correct. Source:
+    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source:
     v1, Sec. 5; v2, App. D. Differs: weights, not scores (authors' code). Raises: RuntimeError."""
     seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
@@ -750,7 +746,7 @@ def collect_attention(model, source, target, batch=250):
     if not correct:
         raise RuntimeError("the model answers no example correctly; raise --steps")
     means = [sum(parts) / correct for parts in zip(*totals)]
-    return torch.stack(means[0::2]), torch.stack(means[1::2]), correct
+    return torch.stack(means[0::2]), torch.stack(means[1::2])
 
 def column_blocks(task, S):
     """Source columns as blocks -> columns of each, markers (S,) bool: columns that hold no digit of
@@ -808,7 +804,7 @@ def calibrated_bias(config, lines):
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
 
-SECONDS = 3  # between reports of a training, at each of which it is kept
+SECONDS = 3  # between reports of a training, when it is kept
 silent = lambda text: None
 rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
@@ -833,7 +829,7 @@ def refused(text, errors=Exception):
 class Keep:
     """Parts of a run by name, and the training under way; in checkpoint.pt if there is a folder."""
     def __init__(self, config, folder=None, parts=None, current=None):
-        self.config, self.path = config, folder and rank0() and Path(folder) / "checkpoint.pt"
+        self.config, self.folder = config, Path(folder) if folder and rank0() else None
         self.parts, self.current = parts or {}, current or {}
 
     def part(self, name, make):
@@ -844,17 +840,22 @@ class Keep:
         return self.parts[name]
 
     def save(self):
-        """Written beside, then moved into place, the file is never half-written."""
-        if self.path:
-            buffer, beside = io.BytesIO(), self.path.with_suffix(".part")
-            torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
-                            current=self.current), buffer)
-            try:
-                beside.write_bytes(buffer.getvalue())
-                os.replace(beside, self.path)
-            except OSError as error:  # such as a full disk; the run goes on
-                beside.unlink(missing_ok=True)
-                say(f"lengen: {self.path} cannot be written: {error.strerror}")
+        buffer = io.BytesIO()
+        torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
+                        current=self.current), buffer)
+        self.write("checkpoint.pt", buffer.getvalue())
+
+    def write(self, name, data):
+        """Beside, then moved into place: never half-written. On a full disk the run goes on."""
+        beside = self.folder and self.folder / f"{name}.part"
+        try:
+            if beside:
+                beside.write_bytes(data)
+                beside.replace(self.folder / name)
+        except OSError as error:
+            say(f"lengen: {self.folder / name} cannot be written: {error.strerror}")
+            with contextlib.suppress(OSError):
+                beside.unlink()
 
 def read_checkpoint(folder):
     """-> config, parts, training under way. Raises: ValueError; no code in the file is run."""
@@ -891,15 +892,15 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
-        # torch's Muon has bfloat16, with which a CPU takes three times as long
+        # torch's Muon has bfloat16, slow on a CPU
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
             optimizer.step()
         optimizer.zero_grad()
     return loss.detach()
 
 def train(model, batch, steps, rate, name, keep, report, check=lambda model: []):
-    """A part of the run, {"weights", "steps", "seconds", "curve"}: train for a fixed number of
-    steps, from where `keep` is. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
+    """Train for a fixed number of steps, from where `keep` is, and keep the part {"weights",
+    "steps", "seconds", "curve"}. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
     share of the peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
     device = next(model.parameters()).device
     number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))
@@ -1025,14 +1026,14 @@ def learn(config, device, keep, report):
     def average():
         seed_by_name(config.seed, "attention")
         examples = training_batch(teacher.config, pool, config.widths[:1], 1000)
-        return collect_attention(teacher, *(x.to(device) for x in examples))[:2]
+        return collect_attention(teacher, *(x.to(device) for x in examples))
 
     tests = lambda: evaluate(model, config, report=report)
     if not METHODS[config.method].calibrated:
         model = stage("model", config, config.steps)
         return Run(model, keep.part("tests", tests))
     plain = dataclasses.replace(config, method="vanilla", rules=None, kappa_cross=None,
-                                kappa_self=None)
+                                kappa_self=None, retrain_steps=None)
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
@@ -1261,7 +1262,7 @@ def whole_numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 class Parser(argparse.ArgumentParser):
-    def error(self, message):  # one line instead of the whole usage
+    def error(self, message):
         raise ValueError(message.removeprefix("argument "))
 
 def parser():
@@ -1310,7 +1311,7 @@ def execute(keep, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
     config, device = keep.config, pick_device(keep.config, options.get("device"))
     report = silent if "quiet" in options or not rank0() else say
-    report(f"{config.task}, {config.method}, seed {config.seed}, {device}, {keep.path or ''}")
+    report(f"{config.task}, {config.method}, seed {config.seed}, {device}, {keep.folder or ''}")
     keep.save()
     run = LEARN[config.kind](config, device, keep, report)
     if not rank0():
@@ -1321,16 +1322,16 @@ def execute(keep, options):
     if run.teacher and not run.lines:
         say("lengen: no line stands out; lower --kappa-cross")
     record = make_record(config, device, run, keep.parts)
+    keep.write("result.json", json.dumps(record).encode())
     print(json.dumps(record) if "json" in options else summary(record), flush=True)
-    if keep.path:
-        keep.path.with_name("result.json").write_text(json.dumps(record))
 
 def go_on(folder, options):
     """--from: finish a run, or test a finished one, which changes nothing in its folder."""
     config, parts, current = read_checkpoint(folder)
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
     folder = None if "tests" in parts else folder
-    parts = {name: part for name, part in parts.items() if not changes or name != "tests"}
+    tests = ("tests", "before") if changes else ()
+    parts = {name: part for name, part in parts.items() if name not in tests}
     with refused(f"{options['from']!r} does not fit", (TypeError, AttributeError, LookupError)):
         execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
 
@@ -1354,7 +1355,7 @@ def run_command(options):
     mode = next((mode for mode in ALONE if mode in options), None)
     for name in options if mode else ():
         if name not in (mode, *ALONE[mode]):
-            raise ValueError(f"{flag(name)}: has no effect on --{mode}")
+            raise ValueError(f"{flag(name)}: {NO} on --{mode}")
     if mode == "list":
         for title, entries in (("tasks", TASKS), ("methods", METHODS), ("models", MODELS)):
             print(title, *(f"  {name:<23} {getattr(entry, 'about', entry)}"
@@ -1366,7 +1367,7 @@ def run_command(options):
     config = Config(**{name: x for name, x in options.items() if name in fields})
     if options.get("seeds", 1) < 1:
         raise ValueError("--seeds: at least 1")
-    pick_device(config, options.get("device"))  # or no folder is made
+    pick_device(config, options.get("device"))  # before a folder is made
     code = 0
     for seed in range(config.seed, config.seed + options.get("seeds", 1)):
         config = dataclasses.replace(config, seed=seed)

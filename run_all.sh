@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
-# ./run_all.sh full    every run of the tables, seed after seed: many hours
+# ./run_all.sh full    the tables' runs, but those marked as of earlier versions: many hours
 # ./run_all.sh check   25 kills, 10,000 digits, two processes
 #
 # A line below is a file and the options of a run, as a reader would type them; its record goes into
