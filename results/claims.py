@@ -124,16 +124,16 @@ def claims():
     yield Row("ABC by its own rules", "v2 App. D", "successor {} at 60, nx1 {}; addition is not "
               "interpolated", "methods", (60, dict(task="successor", steps=1000)),
               (60, dict(task="nx1")), method="abc", rules="paper", width=61)
+    two = [dict(task="successor"), dict(task="addition")]
+    deep = dict(n_encoder=1, n_layer=6)
     yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10 on successor / addition", "v2 Table 1",
-              "{} / {} at 6, {} / {} at 10; addition not learned", "methods",
-              *((n, config) for n in (6, 10) for config in (
-                  dict(task="successor", steps=1500), dict(task="addition", steps=None))),
-              method="rope", **plain)
-    yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}; the authors' "
-              "`alibi-decoder` {} / {}, at 10 {} / {}", "methods",
-              *((n, dict(task=task, method=method)) for n, method in (
-                  (6, "alibi"), (6, "alibi-decoder"), (10, "alibi-decoder"))
-                for task in list(TASKS)[:2]), **plain)
+              "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one learns no addition", "methods",
+              *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
+    yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}, with 1 + 6 layers {} / {}, "
+              "at 10 {} / {}; the authors' `alibi-decoder` {} / {}, at 10 {} / {}", "methods",
+              *((n, config | dict(method=method, n_layer=None) | more) for n, method, more in (
+                  (6, "alibi", {}), (6, "alibi", deep), (10, "alibi", deep),
+                  (6, "alibi-decoder", {}), (10, "alibi-decoder", {})) for config in two))
     yield Row("element-wise sums by `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20",
               "Jelassi, Table 6", "{} / {} / {}; {} at 5", "encoders", (10,), (15,), (20,), (5,),
               task="elementwise-addition", method="rpe-k", width=22, lr=0.002, even=None)
