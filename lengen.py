@@ -1033,7 +1033,7 @@ def learn(config, device, keep, report):
         model = stage("model", config, config.steps)
         return Run(model, keep.part("tests", tests))
     plain = dataclasses.replace(config, method="vanilla", rules=None, kappa_cross=None,
-                                kappa_self=None, retrain_steps=None)
+                                kappa_self=None, retrain_steps=None, lengths=(6,))
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
