@@ -2,7 +2,7 @@
 """Tests of lengen.py against oracles that are not lengen.py: Python's integers, torch's own modules
 and optimizers, published numbers, and the formulas of the papers written as plain loops.
 
-    python -m pytest -q                # all but the long checks, below a minute
+    python -m pytest -q                # all but the long checks, one or two minutes
     python -m pytest -q -m check       # kills, memory, several processes
 
 Sections are those of lengen.py. Tests run over L.TASKS, L.METHODS and L.MODELS: a new entry is
