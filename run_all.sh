@@ -11,6 +11,7 @@ export OMP_NUM_THREADS=1
 records=runs/records
 mkdir -p "$records"
 touch "$records/done"
+rm -f "$records/failed"
 long=6,10,15,20,50,60,100,200,500,1000
 
 abc() { for task in successor addition nx1 parity; do for seed in "$@"; do
@@ -71,7 +72,7 @@ run() {
         cat "$part" >> "$file"
         echo "$*" >> "$records/done"
     else
-        echo "FAILED: lengen.py $*" >&2
+        echo "FAILED: lengen.py $*" | tee -a "$records/failed" >&2
     fi
     rm -f "$part"
 }
@@ -88,3 +89,4 @@ while read -r line; do
 done < <(runs)
 wait
 python -m results.tables "$records"/*.jsonl
+test ! -e "$records/failed"
