@@ -781,7 +781,7 @@ def calibrate(config, self_attention, cross_attention):
             for line in find_lines(attention[layer].cpu(), **usual | rule)]
 
 def calibrated_bias(config, lines):
-    """Lines -> the bias function of `Method`, by the robust rules OpenKeys beyond 100 rows."""
+    """Lines -> a bias function (v2, Eq. 2); by the robust rules OpenKeys beyond 100 rows."""
     @functools.lru_cache(maxsize=64)
     def bias(layer, kind, T, S):
         if kind == "encoder":
@@ -903,7 +903,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     "steps", "seconds", "curve"}. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
     share of the peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
     device = next(model.parameters()).device
-    number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))
+    number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))  # torchrun
     now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
     with refused("what is kept of the run does not fit"):
         if name in keep.parts:
@@ -1033,7 +1033,7 @@ def learn(config, device, keep, report):
         model = stage("model", config, config.steps)
         return Run(model, keep.part("tests", tests))
     plain = dataclasses.replace(config, method="vanilla", rules=None, kappa_cross=None,
-                                kappa_self=None, retrain_steps=None, lengths=(6,))
+                                kappa_self=None, retrain_steps=None, lengths=(6,))  # not tested
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
@@ -1132,7 +1132,7 @@ def arrange_encoder(task, a, b, modulus=100):
     return torch.cat(question, 1), torch.cat([mark(START), write_padded(answer, length)], 1)
 
 def draw_encoder(config, length, B, even=False):
-    """Operands (B, width) below 10^length, 1 in place of 0: uniform, or each length as often."""
+    """Operands (B, width) below 10^length, 1 in place of 0; even: each length as often."""
     def below(length):
         digits, place = torch.randint(10, (B, length)), torch.arange(length)
         if even:
@@ -1330,8 +1330,8 @@ def go_on(folder, options):
     config, parts, current = read_checkpoint(folder)
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
     folder = None if "tests" in parts else folder
-    tests = ("tests", "before") if changes else ()
-    parts = {name: part for name, part in parts.items() if name not in tests}
+    for name in ("tests", "before") if changes else ():
+        parts.pop(name, None)
     with refused(f"{options['from']!r} does not fit", (TypeError, AttributeError, LookupError)):
         execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
 
