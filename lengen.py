@@ -86,19 +86,19 @@ class Task(NamedTuple):
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
-    recipe: tuple = (2000, 600, 64, 4e-3)  # steps of training and retraining, batch, rate
+    recipe: tuple = (800, 600, 64)  # steps of training and retraining, batch
     models: tuple = ("seq2seq",)  # kinds of models that learn it
     modular: bool = False  # encoders: the answer is a remainder of --modulus
 
 TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
-                      recipe=(350, 350, 32, 4e-3)),
+                      recipe=(300, 300, 32)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(1200, 1000, 64, 4e-3)),
+                recipe=(900, 1000, 64)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(320, 200, 32, 6e-3)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
@@ -165,10 +165,10 @@ def question_width(task, digits, base=10):
     return digits + max(spec.headroom, longest - usual) if digits else longest
 
 def split_numbers(seed):
-    """-> (training, held-out) integers, [0, 2^20] permuted and cut 7 : 1. Source: v2, App. B."""
+    """-> (training, held-out) integers in order; [0, 2^20] parted 7 : 1. Source: v2, App. B."""
     order = torch.randperm(LIMIT + 1, generator=torch.Generator().manual_seed(seed))
     cut = len(order) * 7 // 8
-    return order[:cut], order[cut:]
+    return order[:cut].sort().values, order[cut:].sort().values
 
 def draw(task, B, base, number):
     """Operands for B questions; number() draws digits (B, W), single digits are uniform."""
@@ -417,13 +417,13 @@ class Config:
     dropout: float = option("probability", (0.0, 0.1, NO), 0, 0.99)
     clip: int = option("relative offsets, -clip to clip", (16, None, NO))
     optimizer: str = option("of layers", ("muon", "adam", NO), choices=("muon", "adam"))
-    lr: float = option("peak learning rate", (None, 1e-3, 1e-4), 1e-12, 10)
+    lr: float = option("peak learning rate", (6e-3, 1e-3, 1e-4), 1e-12, 10)
     batch: int = option("examples a step", (None, 64, 1000), 1, 10 ** 5)
     steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
-    kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
-    kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
+    kappa_cross: float = option("drop-off: robust 1, paper 4.5", (None, NO, NO), -99, 99)
+    kappa_self: float = option("drop-off: robust 1, paper 0.87", (None, NO, NO), -99, 99)
     width: int = option("digits of every number", (None, None, NO), 1, 1000)
     lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
     samples: int = option("questions a length", (1000, 1000, 10_000), 1, 10 ** 6)
@@ -458,7 +458,7 @@ class Config:
                 raise ValueError(f"--preset: not for {self.model}")
             usual |= PAPER[self.kind]
         elif self.kind == "seq2seq":
-            usual |= zip(("steps", "retrain_steps", "batch", "lr"), spec.recipe)
+            usual |= zip(("steps", "retrain_steps", "batch"), spec.recipe)
         usual["base"] = spec.base or usual["base"]
         if self.kind == "encoder":
             size = SIZES.get(self.size or usual["size"], ())
@@ -468,7 +468,7 @@ class Config:
                            ("retrain_steps", method.calibrated or self.finetune),
                            ("modulus", spec.modular), ("second_digits", "short" in spec.operands)):
             usual[name] = usual[name] if used else NO
-        kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}
+        kappas = {"robust": (1.0, 1.0), "paper": (4.5, 0.87)}
         usual |= zip(("kappa_cross", "kappa_self"),
                      kappas.get(self.rules or usual["rules"], (NO, NO)))
         for field in fields:
@@ -630,8 +630,8 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
-RULES = {"robust": dict(directions=(1, 0, -1), kappa=0.3, reach=True, support=0.5, empty="first"),
-         "paper": dict(directions=(1, 0, -1), kappa=4.5, reach=False, support=0.0, empty="all")}
+RULES = {"robust": dict(kappa=1.0, together=True, support=0.5, empty="first"),
+         "paper": dict(kappa=4.5, together=False, support=0.0, empty="all")}
 
 def lines_along(attention, direction):
     """Attention (H, m, n) -> [(offset, elements (H, length))] of every line in a direction."""
@@ -642,33 +642,31 @@ def lines_along(attention, direction):
         attention = attention.flip(2)
     return [(offset, attention.diagonal(offset, 1, 2)) for offset in range(1 - m, n)]
 
-def find_lines(attention, directions, kappa, reach, support, blocks=None, markers=None, empty=None):
+def find_lines(attention, kappa, together, support, directions=(1, 0, -1), blocks=None,
+               markers=None, empty=None):
     """The lines of attention (H, m, n) that stand out -> list of Line. Source: v2, Eq. 1:
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    mu, sigma and d_max run over the lines of a head and direction. reach: kappa is a share of
-    sqrt(lines - 1), the largest z that a line can have. support: lines with no more than this share
-    of the rows do not count; the mean of a corner is noise. blocks: columns of each. markers (n,)
-    bool: where a vertical may open; in a number it is a digit at a fixed place from the left.
-    Differs: the printed `d_l - d_max > threshold` never holds for a positive threshold; the
-    authors' code and this one compare d_l.
+    together: mu, sigma and d_max run over all lines of a head (v2), or over those of one
+    direction (v1, Eq. 2), where noise stands out if the head looks along another. support: lines
+    through no more than this share of the rows do not count, as corners are noise. blocks:
+    columns of each. markers (n,) bool: where a vertical may open; in a number it is a digit at a
+    fixed place from the left. Differs: `d_l - d_max > threshold`, as printed, never holds for a
+    positive threshold; d_l is compared, as in the authors' code.
     """
-    _, m, n = attention.shape
+    m, n = attention.shape[1:]
     blocks, found = blocks or [n], []
-    for direction in directions:
-        lines = [(b, offset, x.mean(1)) for b, part in enumerate(attention.split(blocks, 2))
-                 for offset, x in lines_along(part, direction) if x.shape[1] > support * m]
-        if not lines:
-            continue
-        d = torch.stack([mean for _, _, mean in lines], 1)  # (H, L)
+    lines = [(direction, b, offset, x.mean(1)) for direction in directions
+             for b, part in enumerate(attention.split(blocks, 2))
+             for offset, x in lines_along(part, direction) if x.shape[1] > support * m]
+    for _, group in groupby(lines, lambda line: together or line[0]):
+        group = list(group)
+        d = torch.stack([mean for *_, mean in group], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        flat = sigma <= 1e-5 * mu.abs()  # rounding alone
-        z = ((d - mu) / sigma.masked_fill(flat, 1)).masked_fill(flat, -INF)
-        value = d - d.amax(1, keepdim=True)
-        threshold = kappa * math.sqrt(len(lines) - 1) if reach else kappa
-        for h, l in (z > threshold).nonzero().tolist():
-            b, offset, _ = lines[l]
+        value, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
+        for h, l in (d > mu + kappa * sigma + 1e-5 * mu.abs()).nonzero().tolist():  # rounding
+            direction, b, offset, _ = group[l]
             if direction or markers is None or markers.split(blocks)[b][offset]:
                 found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
     return found
@@ -899,9 +897,10 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
     return loss.detach()
 
 def train(model, batch, steps, rate, name, keep, report, check=lambda model: []):
-    """Train for a fixed number of steps, from where `keep` is, and keep the part {"weights",
-    "steps", "seconds", "curve"}. batch() draws source (B, S), target (B, T + 1). rate(step, steps):
-    share of the peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
+    """Train for so many steps, from where `keep` is, and keep the part {"weights",
+    "steps", "seconds", "curve"}. batch(share of steps) draws source (B, S), target (B, T + 1).
+    rate(step, steps): share of the peak. curve: [step, loss, *check(model)] every 100 steps.
+    Raises: RuntimeError."""
     device = next(model.parameters()).device
     number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))  # torchrun
     now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
@@ -921,7 +920,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     start = told - now["seconds"]
     for step in range(now["step"] + 1, steps + 1):
         seed_by_name(keep.config.seed, name, step)
-        source, target = (x[number::count].to(device, non_blocking=True) for x in batch())
+        source, target = (x[number::count].to(device) for x in batch(step / steps))
         loss = take_step(parallel, optimizers, source, target, rate(step, steps),
                          keep.config.precision)
         if step % 100 == 0 or step == steps:
@@ -989,10 +988,12 @@ def ask(model, config, question):
         return f"no number; the model wrote {text!r}"
     return digits[-1] if spec.headroom == 0 else digits[::-1].lstrip("0") or "0"
 
-def training_batch(config, numbers, widths, B):
-    """B questions on some of these numbers, at one of these widths -> source, target."""
-    width = widths[int(torch.randint(len(widths), (1,)))]
-    number = lambda: to_digits(numbers[torch.randint(len(numbers), (B,))], width, config.base)
+def training_batch(config, numbers, B, power=1.0):
+    """B questions on some of these numbers, at one of the run's widths -> source, target. power:
+    above 1 the first, which have few digits, come more often."""
+    width = config.widths[int(torch.randint(len(config.widths), (1,)))]
+    pick = lambda: (len(numbers) * torch.rand(B) ** power).long()
+    number = lambda: to_digits(numbers[pick()], width, config.base)
     operands = draw(config.task, B, config.base, number)
     return arrange(config.task, operands, config.base, config.align)
 
@@ -1007,16 +1008,17 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
-    Differs: Muon's rate falls to zero over the last 0.4 of the first training, and in retraining
-    from the start. Raises: RuntimeError."""
+    Differs: the first training begins with short numbers and ends with uniform draws; Muon's rate
+    falls to zero over its last 0.4, and in retraining from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
         seed_by_name(config.seed, name)
         model = Transformer(config, bias).to(device)
-        check = lambda model: [float(right_tokens(model, *training_batch(
-            config, held_out, config.widths, 1000)).all(1).float().mean())]
-        batch = lambda: training_batch(config, pool, config.widths, config.batch)
+        tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
+        check = lambda model: [float(tokens(model).all(1).float().mean())]
+        power = lambda share: 6 - 5 * share if bias is None else 1
+        batch = lambda share: training_batch(config, pool, config.batch, power(share))
         falling = 0.4 if bias is None else 1.0
         rate = lambda step, steps: 1.0 if config.optimizer == "adam" else min(
             1.0, step / 30, (steps - step + 1) / (falling * steps))
@@ -1025,7 +1027,7 @@ def learn(config, device, keep, report):
 
     def average():
         seed_by_name(config.seed, "attention")
-        examples = training_batch(teacher.config, pool, config.widths[:1], 1000)
+        examples = training_batch(teacher.config, pool, 1000)
         return collect_attention(teacher, *(x.to(device) for x in examples))
 
     tests = lambda: evaluate(model, config, report=report)
@@ -1033,7 +1035,7 @@ def learn(config, device, keep, report):
         model = stage("model", config, config.steps)
         return Run(model, keep.part("tests", tests))
     plain = dataclasses.replace(config, method="vanilla", rules=None, kappa_cross=None,
-                                kappa_self=None, retrain_steps=None, lengths=(6,))  # not tested
+                                kappa_self=None, retrain_steps=None, lengths=(6,))
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
@@ -1087,7 +1089,7 @@ def learn_pairs(config, device, keep, report):
         "uniform": draw(config.samples, length, 0.0)}
     seed_by_name(config.seed, "model")
     model = PairsHead(config).to(device)
-    train(model, lambda: draw(config.batch, 5, config.plant), config.steps,
+    train(model, lambda share: draw(config.batch, 5, config.plant), config.steps,
           lambda step, steps: 1.0, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
@@ -1185,7 +1187,7 @@ def learn_encoder(config, device, keep, report):
             places = torch.arange(prime)[turn::len(lengths)]
             a[places], b[places] = draw_encoder(config, length, len(places))
 
-        def batch():
+        def batch(share):
             pick = torch.randint(n, (config.batch,))
             _, fresh = draw_encoder(config, config.train_digits, config.batch, config.even)
             second = torch.where((pick < prime)[:, None], b[pick], fresh)
@@ -1220,7 +1222,7 @@ def wilson(correct, n, z=1.959964):
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
 def percent(share):
-    """In percent, rounded down: 100 is said of nothing less."""
+    """Rounded down: 100 is all."""
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
 
 def make_record(config, device, run, parts):
@@ -1282,7 +1284,7 @@ def parser():
     p.add_argument("--from", metavar="DIR", help="finish a run, test it at --lengths, --ask it")
     p.add_argument("--ask", nargs="+", help="123+748, of --from or of the newest finished run")
     p.add_argument("--json", action="store_true", help="print the record, JSON")
-    p.add_argument("--quiet", action="store_true", help="no progress reports")
+    p.add_argument("--quiet", action="store_true", help="no reports")
     p.add_argument("--list", action="store_true", help="print tasks, methods and models")
     return p
 
@@ -1318,9 +1320,7 @@ def execute(keep, options):
         return
     known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
     if known < 0.99:
-        say(f"lengen: the teacher has {percent(known)} of held-out questions right; raise --steps")
-    if run.teacher and not run.lines:
-        say("lengen: no line stands out; lower --kappa-cross")
+        say(f"lengen: the teacher has {percent(known)} of held-out right; raise --steps")
     record = make_record(config, device, run, keep.parts)
     keep.write("result.json", json.dumps(record).encode())
     print(json.dumps(record) if "json" in options else summary(record), flush=True)

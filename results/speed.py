@@ -65,7 +65,7 @@ def training_step(rounds):
     """-> seconds of a step of the default model, of torch's layers, of its products alone."""
     config = L.Config(task="successor", method="vanilla")
     L.seed_by_name("speed")
-    batch = L.training_batch(config, L.split_numbers(0)[0], config.widths, config.batch)
+    batch = L.training_batch(config, L.split_numbers(0)[0], config.batch)
     models = [kind(config) for kind in (L.Transformer, TorchTransformer)]
     steps = [lambda model=model, optimizers=L.make_optimizers(model, config):
              L.take_step(model, optimizers, *batch) for model in models]
