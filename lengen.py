@@ -86,19 +86,19 @@ class Task(NamedTuple):
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
-    recipe: tuple = (800, 600, 64)  # steps of training and retraining, batch
+    recipe: tuple = (800, 600, 64, 6e-3)  # steps of training and retraining, batch, rate
     models: tuple = ("seq2seq",)  # kinds of models that learn it
     modular: bool = False  # encoders: the answer is a remainder of --modulus
 
 TASKS = {
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
-                      recipe=(300, 300, 32)),
+                      recipe=(350, 350, 32, 4e-3)),
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(900, 1000, 64)),
+                recipe=(1000, 1000, 64, 4e-3)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
@@ -417,7 +417,7 @@ class Config:
     dropout: float = option("probability", (0.0, 0.1, NO), 0, 0.99)
     clip: int = option("relative offsets, -clip to clip", (16, None, NO))
     optimizer: str = option("of layers", ("muon", "adam", NO), choices=("muon", "adam"))
-    lr: float = option("peak learning rate", (6e-3, 1e-3, 1e-4), 1e-12, 10)
+    lr: float = option("peak learning rate", (None, 1e-3, 1e-4), 1e-12, 10)
     batch: int = option("examples a step", (None, 64, 1000), 1, 10 ** 5)
     steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
@@ -458,7 +458,7 @@ class Config:
                 raise ValueError(f"--preset: not for {self.model}")
             usual |= PAPER[self.kind]
         elif self.kind == "seq2seq":
-            usual |= zip(("steps", "retrain_steps", "batch"), spec.recipe)
+            usual |= zip(("steps", "retrain_steps", "batch", "lr"), spec.recipe)
         usual["base"] = spec.base or usual["base"]
         if self.kind == "encoder":
             size = SIZES.get(self.size or usual["size"], ())
@@ -616,7 +616,7 @@ def generate(model, source, limit):
 # 5. Attention Bias Calibration
 # A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
 # Lines that stand out are kept, and continued at another size: block by block, since as numbers
-# grow the first operand moves away from the end of the source. One block is the paper's algorithm.
+# grow the first operand moves away from the end of the source. One block is the paper's.
 
 class Line(NamedTuple):
     """An open line. offset: key - query along (1, 1), the column along (1, 0); along (1, -1) the
@@ -648,12 +648,12 @@ def find_lines(attention, kappa, together, support, directions=(1, 0, -1), block
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    together: mu, sigma and d_max run over all lines of a head (v2), or over those of one
-    direction (v1, Eq. 2), where noise stands out if the head looks along another. support: lines
-    through no more than this share of the rows do not count, as corners are noise. blocks:
-    columns of each. markers (n,) bool: where a vertical may open; in a number it is a digit at a
-    fixed place from the left. Differs: `d_l - d_max > threshold`, as printed, never holds for a
-    positive threshold; d_l is compared, as in the authors' code.
+    together: mu, sigma and d_max run over all lines of a head (v2) or of one direction (v1, Eq. 2),
+    where noise stands out if the head uses another. support: lines through no more than this share
+    of the rows do not count, as corners are noise. blocks: columns of each. markers (n,) bool:
+    where a vertical may open; in a number it is a digit at a fixed place from the left. Differs:
+    `d_l - d_max > threshold`, as printed, never holds for a positive threshold; d_l is compared, as
+    in the authors' code.
     """
     m, n = attention.shape[1:]
     blocks, found = blocks or [n], []
@@ -990,7 +990,7 @@ def ask(model, config, question):
 
 def training_batch(config, numbers, B, power=1.0):
     """B questions on some of these numbers, at one of the run's widths -> source, target. power:
-    above 1 the first, which have few digits, come more often."""
+    above 1 the first, the short ones, come more often."""
     width = config.widths[int(torch.randint(len(config.widths), (1,)))]
     pick = lambda: (len(numbers) * torch.rand(B) ** power).long()
     number = lambda: to_digits(numbers[pick()], width, config.base)

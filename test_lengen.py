@@ -999,7 +999,7 @@ def test_options_that_follow_from_others_can_be_given():
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
     fast, j = L.Config(), L.Config("elementwise-addition")
-    assert (fast.lr, fast.lengths, fast.widths) == (6e-3, (6, 10, 20, 60), range(7, 16))
+    assert (fast.lr, fast.lengths, fast.widths) == (4e-3, (6, 10, 20, 60), range(7, 16))
     assert (j.n_train, j.train_digits, j.width, j.modulus, j.steps) == (5000, 5, 20, None, 2000)
     assert (c.n_encoder, c.n_layer, c.n_head, c.d_model, c.dropout) == (1, 6, 8, 128, 0.3)
     assert (c.lr, c.optimizer, c.rules, c.width) == (1e-5, "adam", "paper", 61)
