@@ -422,8 +422,8 @@ class Config:
     steps: int = option("of the first training", (None, 2000, 10_000))
     retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
-    kappa_cross: float = option("drop-off: robust 1, paper 4.5", (None, NO, NO), -99, 99)
-    kappa_self: float = option("drop-off: robust 1, paper 0.87", (None, NO, NO), -99, 99)
+    kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
+    kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
     width: int = option("digits of every number", (None, None, NO), 1, 1000)
     lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
     samples: int = option("questions a length", (1000, 1000, 10_000), 1, 10 ** 6)
@@ -468,7 +468,7 @@ class Config:
                            ("retrain_steps", method.calibrated or self.finetune),
                            ("modulus", spec.modular), ("second_digits", "short" in spec.operands)):
             usual[name] = usual[name] if used else NO
-        kappas = {"robust": (1.0, 1.0), "paper": (4.5, 0.87)}
+        kappas = {"robust": (0.3, 0.5), "paper": (4.5, 0.87)}
         usual |= zip(("kappa_cross", "kappa_self"),
                      kappas.get(self.rules or usual["rules"], (NO, NO)))
         for field in fields:
@@ -630,7 +630,7 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
-RULES = {"robust": dict(kappa=1.0, together=True, support=0.5, empty="first"),
+RULES = {"robust": dict(kappa=0.3, together=True, support=0.5, empty="first"),
          "paper": dict(kappa=4.5, together=False, support=0.0, empty="all")}
 
 def lines_along(attention, direction):
@@ -648,24 +648,30 @@ def find_lines(attention, kappa, together, support, directions=(1, 0, -1), block
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    together: mu, sigma and d_max run over all lines of a head (v2) or of one direction (v1, Eq. 2),
-    where noise stands out if the head uses another. support: lines through no more than this share
-    of the rows do not count, as corners are noise. blocks: columns of each. markers (n,) bool:
-    where a vertical may open; in a number it is a digit at a fixed place from the left. Differs:
-    `d_l - d_max > threshold`, as printed, never holds for a positive threshold; d_l is compared, as
-    in the authors' code.
+    mu, sigma and d_max run over a head's lines of one direction (v1, Eq. 2). together: d_max is of
+    all its lines (v2), where a line must stand out, too: beside the direction that a head uses, all
+    others are noise; and kappa is a share of the largest z. support: lines through no more than
+    this share of the rows do not count. blocks: columns of each. markers (n,) bool: where a
+    vertical may open; in a number it is a digit at a fixed place from the left. Differs: the
+    printed `d_l - d_max > threshold` holds for no positive threshold; d_l, as in the authors' code.
     """
     m, n = attention.shape[1:]
     blocks, found = blocks or [n], []
     lines = [(direction, b, offset, x.mean(1)) for direction in directions
              for b, part in enumerate(attention.split(blocks, 2))
              for offset, x in lines_along(part, direction) if x.shape[1] > support * m]
-    for _, group in groupby(lines, lambda line: together or line[0]):
-        group = list(group)
-        d = torch.stack([mean for *_, mean in group], 1)  # (H, L)
+
+    def measure(lines):
+        d = torch.stack([mean for *_, mean in lines], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        value, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
-        for h, l in (d > mu + kappa * sigma + 1e-5 * mu.abs()).nonzero().tolist():  # rounding
+        share = kappa * math.sqrt(len(lines) - 1) if together else kappa
+        return d, (d - mu) / sigma, mu + share * sigma + 1e-5 * mu.abs()  # rounding
+
+    for _, group in groupby(lines, lambda line: line[0]):
+        d, z, threshold = measure(group := list(group))
+        every, _, common = measure(lines) if together else (d, z, threshold)
+        value = d - every.amax(1, keepdim=True)
+        for h, l in (d > torch.maximum(threshold, common)).nonzero().tolist():
             direction, b, offset, _ = group[l]
             if direction or markers is None or markers.split(blocks)[b][offset]:
                 found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
