@@ -12,8 +12,7 @@ those places (Attention Bias Calibration, ABC) and tests it, beside the methods 
 Sections 1 to 6 are ABC; then come 7 consecutive pairs, 8 encoders, 9 command line.
 
 B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of
-an operand; m x n is an attention matrix at training length, M x N at another. Lengths count digits,
-not tokens. No run decides anything by numbers longer than it was trained on.
+an operand; attention is m x n at training length, M x N at another. Lengths count digits.
 
 v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
 Transformers, 2023. v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach
@@ -96,7 +95,7 @@ TASKS = {
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(1000, 1000, 64, 4e-3)),
+                recipe=(1000, 1200, 64, 4e-3)),
     "parity": Task("running xor of the bits, last bit first",
                    lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
@@ -648,12 +647,11 @@ def find_lines(attention, kappa, together, support, directions=(1, 0, -1), block
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    mu, sigma and d_max run over a head's lines of one direction (v1, Eq. 2). together: d_max is of
-    all its lines (v2), where a line must stand out, too: beside the direction that a head uses, all
-    others are noise; and kappa is a share of the largest z. support: lines through no more than
-    this share of the rows do not count. blocks: columns of each. markers (n,) bool: where a
-    vertical may open; in a number it is a digit at a fixed place from the left. Differs: the
-    printed `d_l - d_max > threshold` holds for no positive threshold; d_l, as in the authors' code.
+    mu, sigma and d_max run over a head's lines of one direction (v1, Eq. 2). together: a line must
+    stand out among all (v2), too, as noise does not; kappa is a share of the largest z. support:
+    lines through no more than this share of the rows do not count. blocks: columns of each.
+    markers (n,) bool: where a vertical may open. Differs: the printed `d_l - d_max > threshold`
+    holds for no positive threshold; d_l, as in the authors' code.
     """
     m, n = attention.shape[1:]
     blocks, found = blocks or [n], []
@@ -733,8 +731,8 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
 @torch.no_grad()
 def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
-    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source:
-    v1, Sec. 5; v2, App. D. Differs: weights, not scores (authors' code). Raises: RuntimeError."""
+    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D.
+    Differs: weights, not scores (authors' code). Raises: RuntimeError."""
     seen, totals, correct = [], [], 0
     watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
     model.eval()
@@ -765,9 +763,9 @@ def calibrate(config, self_attention, cross_attention):
     """Averaged attention (n_layer, H, T, T), (n_layer, H, T, S) -> list of Line.
 
     Rules "paper": one block, all directions, the last layer's lines for all layers. Else a
-    block an operand, each layer its own lines, (1, 1) alone in self-attention but never in
-    cross-attention, where it would read numbers from their first digit on. Of a fixed width only
-    the rows that training fills (authors' code: the first 6). Source: v2, App. D, step 2.
+    block an operand, each layer its own lines, (1, 1) alone in self-attention, never in cross-
+    attention, where it reads numbers from their first digit on. Of a fixed width only the rows that
+    training fills (authors' code: the first 6). Source: v2, App. D, step 2.
     """
     for attention in self_attention, cross_attention:
         if attention.shape[:2] != (config.n_layer, config.n_head) or not attention.isfinite().all():
@@ -903,10 +901,9 @@ def take_step(model, optimizers, source, target, share=1.0, precision="float32")
     return loss.detach()
 
 def train(model, batch, steps, rate, name, keep, report, check=lambda model: []):
-    """Train for so many steps, from where `keep` is, and keep the part {"weights",
-    "steps", "seconds", "curve"}. batch(share of steps) draws source (B, S), target (B, T + 1).
-    rate(step, steps): share of the peak. curve: [step, loss, *check(model)] every 100 steps.
-    Raises: RuntimeError."""
+    """Train on from where `keep` is; keep the part {"weights", "steps", "seconds", "curve"}.
+    batch(share of steps) draws source (B, S), target (B, T + 1). rate(step, steps): share of the
+    peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
     device = next(model.parameters()).device
     number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))  # torchrun
     now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
@@ -1014,8 +1011,8 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
-    Differs: the first training begins with short numbers and ends with uniform draws; Muon's rate
-    falls to zero over its last 0.4, and in retraining from the start. Raises: RuntimeError."""
+    Differs: the first training draws short numbers first; Muon's rate falls to zero over its last
+    0.4, and in retraining from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
@@ -1326,7 +1323,7 @@ def execute(keep, options):
         return
     known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
     if known < 0.99:
-        say(f"lengen: the teacher has {percent(known)} of held-out right; raise --steps")
+        say(f"lengen: the teacher has {percent(known)} right; raise --steps")
     record = make_record(config, device, run, keep.parts)
     keep.write("result.json", json.dumps(record).encode())
     print(json.dumps(record) if "json" in options else summary(record), flush=True)
