@@ -649,9 +649,9 @@ def find_lines(attention, kappa, together, support, directions=(1, 0, -1), block
 
     mu, sigma and d_max run over a head's lines of one direction (v1, Eq. 2). together: a line must
     stand out among all (v2), too, as noise does not; kappa is a share of the largest z. support:
-    lines through no more than this share of the rows do not count. blocks: columns of each.
-    markers (n,) bool: where a vertical may open. Differs: the printed `d_l - d_max > threshold`
-    holds for no positive threshold; d_l, as in the authors' code.
+    share of the rows that a line must exceed. blocks: columns of each. markers (n,) bool: where a
+    vertical may open. Differs: the printed `d_l - d_max > threshold` holds for no positive
+    threshold; d_l, as in the authors' code.
     """
     m, n = attention.shape[1:]
     blocks, found = blocks or [n], []

@@ -495,11 +495,10 @@ def literal_abc(attention, M, N, directions, kappa, together):
 @pytest.mark.parametrize("kappa", [-9.0, 0.2, 0.5, 1.5, 99.0])
 def test_abc_equals_the_loops_of_the_paper(double, directions, kappa):
     attention = torch.rand(2, 5, 7).square()
-    for M, N in [(5, 7), (9, 16), (12, 8), (4, 5)]:
-        for together in (False, True):
-            rule = dict(directions=directions, kappa=kappa, together=together)
-            found = L.abc_bias(attention, M, N, "paper", **rule)
-            torch.testing.assert_close(found, literal_abc(attention, M, N, **rule))
+    for (M, N), together in itertools.product([(5, 7), (9, 16), (12, 8), (4, 5)], (False, True)):
+        rule = dict(directions=directions, kappa=kappa, together=together)
+        found = L.abc_bias(attention, M, N, "paper", **rule)
+        torch.testing.assert_close(found, literal_abc(attention, M, N, **rule))
 
 def planted(m, n, direction, offset, strength=0.9):  # attention (1, m, n)
     on = [[ON_LINE[direction](i, j, n) == offset for j in range(n)] for i in range(m)]
