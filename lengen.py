@@ -1011,8 +1011,8 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
-    Differs: the first training draws short numbers first; Muon's rate falls to zero over its last
-    0.4, and in retraining from the start. Raises: RuntimeError."""
+    Differs: the first training draws short numbers first ("paper": uniformly); Muon's rate falls to
+    zero over its last 0.4, and in retraining from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
@@ -1020,7 +1020,8 @@ def learn(config, device, keep, report):
         model = Transformer(config, bias).to(device)
         tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
         check = lambda model: [float(tokens(model).all(1).float().mean())]
-        power = lambda share: 6 - 5 * share if bias is None else 1
+        early = bias is None and config.preset == "fast"
+        power = lambda share: 6 - 5 * share if early else 1
         batch = lambda share: training_batch(config, pool, config.batch, power(share))
         falling = 0.4 if bias is None else 1.0
         rate = lambda step, steps: 1.0 if config.optimizer == "adam" else min(
