@@ -3,7 +3,7 @@
 
 A transformer trained on numbers of about 6 digits answers questions of 60 and of 1,000 digits
 exactly, once attention may only look where it looked on short numbers. This file trains it, finds
-those places (Attention Bias Calibration, ABC) and tests it, beside the methods that fail.
+those places (Attention Bias Calibration, ABC) and tests it, beside methods that fail.
 
     python lengen.py --task successor --method abc        # train, calibrate, retrain, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
@@ -204,7 +204,7 @@ def draw_hard(task, length, B, base):
 
 def sinusoidal(positions, d_model):
     """Positions (T,) -> (T, C): channel 2p is sin(t / 10000^(2p/C)), channel 2p + 1 the cosine.
-    Source: Vaswani et al. 2017, Sec. 3.5. Angles in float64, so that long positions keep digits."""
+    Source: Vaswani et al. 2017, Sec. 3.5. Angles in float64: long positions keep their digits."""
     pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
     angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
     waves = torch.stack([angles.sin(), angles.cos()], 2).flatten(1)[:, :d_model]
@@ -316,7 +316,7 @@ class MultiHeadAttention(nn.Module):
 # 4. Transformer
 
 class Method(NamedTuple):
-    """A method is one entry of METHODS; it names functions, or modules if they are learned.
+    """A method is one entry of METHODS; it names functions, or learned modules.
     position: config -> function (side, T) -> (T, C), added to the embeddings of the "source" or
     "target". bias: config -> function (layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None,
     added to the scores; kind is "encoder", "self" or "cross"."""
@@ -330,7 +330,7 @@ class Method(NamedTuple):
     calibrated: bool = False  # the bias comes from a model trained before
 
 def sinusoids(config, period=None):
-    """Sinusoids of the position; with a period (v2, App. C.4) modulo it, sources from their end."""
+    """Sinusoids of the position, or modulo a period (v2, App. C.4; but sources from their end)."""
     @functools.lru_cache(maxsize=64)
     def at(side, T):
         index = torch.arange(T).flip(0) if period and side == "source" else torch.arange(T)
@@ -507,7 +507,7 @@ class Config:
                 raise ValueError(f"--prime: {self.prime} of {self.n_train} examples")
             needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
                          self.second_digits or 0, len(str((self.modulus or 1) - 1)))
-            self.width = self.width or max(needed, 20)  # Jelassi's places
+            self.width = self.width or max(needed, 20)  # Jelassi's for sums
             self.clip = self.clip or (2 * self.width if method.relative else None)
         if self.width and self.width < needed:
             raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
@@ -600,8 +600,8 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def generate(model, source, limit):
-    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. All tokens are made at
-    once from those before them until none changes; after k passes the first k are right."""
+    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Tokens are made at once
+    from those before them until none changes; after k passes the first k are right."""
     model.eval()
     target = torch.full((len(source), limit + 1), VOCAB.index(START), device=source.device)
     for _ in range(limit):
@@ -629,8 +629,8 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
-RULES = {"robust": dict(kappa=0.3, together=True, support=0.5, empty="first"),
-         "paper": dict(kappa=4.5, together=False, support=0.0, empty="all")}
+RULES = {"robust": dict(kappa=0.3, together=True, support=0.5),
+         "paper": dict(kappa=4.5, together=False, support=0.0)}
 
 def lines_along(attention, direction):
     """Attention (H, m, n) -> [(offset, elements (H, length))] of every line in a direction."""
@@ -642,15 +642,15 @@ def lines_along(attention, direction):
     return [(offset, attention.diagonal(offset, 1, 2)) for offset in range(1 - m, n)]
 
 def find_lines(attention, kappa, together, support, directions=(1, 0, -1), blocks=None,
-               markers=None, empty=None):
-    """The lines of attention (H, m, n) that stand out -> list of Line. Source: v2, Eq. 1:
+               markers=None):
+    """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    mu, sigma and d_max run over a head's lines of one direction (v1, Eq. 2). together: a line must
-    stand out among all (v2), too, as noise does not; kappa is a share of the largest z. support:
-    share of the rows that a line must exceed. blocks: columns of each. markers (n,) bool: where a
-    vertical may open. Differs: the printed `d_l - d_max > threshold` holds for no positive
+    mu, sigma and d_max run over a head's lines of one direction. together: a line must stand out
+    among all, too (v2, App. D), as noise does not; d_max is theirs, kappa a share of the largest z.
+    support: share of the rows that a line must exceed. blocks: columns of each. markers (n,) bool:
+    where a vertical may open. Differs: the printed `d_l - d_max > threshold` holds for no positive
     threshold; d_l, as in the authors' code.
     """
     m, n = attention.shape[1:]
@@ -702,20 +702,20 @@ def lay_out(keys, N):
     bias = torch.full((*keys.values.shape[:2], N), -INF)
     return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
 
-def fill_empty(bias, empty):
-    """Bias (H, M, N) with a 0 in rows where nothing is open: at every key ("all", as in the paper's
-    transparent heads) or at column 0 ("first", the same at every length)."""
+def fill_empty(bias, rules):
+    """Bias (H, M, N) with a 0 in rows where nothing is open: by the paper's rules at every key, a
+    transparent head, else at column 0, which is the same at every length."""
     nothing = bias.isneginf().all(2, keepdim=True)
-    if empty == "first":
+    if rules == "robust":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
     return bias.masked_fill(nothing, 0)
 
 def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.0, **changes):
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
-    d_l - d_max along those open, -inf elsewhere. Source: v2, Eq. 1 and Algorithm 1.
+    d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
 
-    rules: "robust", for small matrices, too, or "paper", with `directions` and `kappa` Eq. 1;
-    `changes` replace single ones of RULES. blocks: [(columns now, columns then)], by default
+    rules: "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2; `changes` replace
+    single ones of RULES, and `directions`. blocks: [(columns now, columns then)], by default
     [(n, N)]. mask: `causal_bias(M)` for causal self-attention. Raises: ValueError.
     """
     rule = RULES[rules] | changes
@@ -726,7 +726,7 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
         raise ValueError(f"blocks add up to {attention.shape[2]} and {N}. Got {blocks}.")
     lines = find_lines(attention.cpu(), blocks=now, markers=markers, **rule)
     bias = lay_out(open_keys(lines, len(attention), M, then), N) + mask
-    return (fill_empty(bias, rule["empty"]) + mask).to(attention)
+    return (fill_empty(bias, rules) + mask).to(attention)
 
 @torch.no_grad()
 def collect_attention(model, source, target, batch=250):
@@ -796,8 +796,8 @@ def calibrated_bias(config, lines):
         if kind == "self":
             values = values.masked_fill(columns > torch.arange(T)[:, None], -INF)
         if not robust:
-            return fill_empty(lay_out(OpenKeys(columns, values), S), "all")
-        keys = OpenKeys(columns, fill_empty(values, "first"))  # the first key is column 0
+            return fill_empty(lay_out(OpenKeys(columns, values), S), "paper")
+        keys = OpenKeys(columns, fill_empty(values, "robust"))  # the first key is column 0
         return keys if T > 100 else lay_out(keys, S)
     return bias
 
@@ -821,7 +821,7 @@ def seed_by_name(*names):
 
 @contextlib.contextmanager
 def refused(text, errors=Exception):
-    """Errors in here come from bad input: a ValueError, the text and why."""
+    """Errors in here are bad input: a ValueError, the text and why."""
     try:
         yield
     except errors as error:
@@ -860,7 +860,7 @@ class Keep:
                 beside.unlink()
 
 def read_checkpoint(folder):
-    """-> config, parts, training under way. Raises: ValueError; no code in the file is run."""
+    """-> config, parts, training under way. Raises: ValueError; runs no code in the file."""
     path = Path(folder) / "checkpoint.pt"
     with refused(f"{str(folder)!r} holds no readable run"):
         with zipfile.ZipFile(path) as archive:
@@ -1010,7 +1010,7 @@ class Run(NamedTuple):
 def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a new model without
-    positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, Sec. 4.
+    positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, App. D.
     Differs: the first training draws short numbers first ("paper": uniformly); Muon's rate falls to
     zero over its last 0.4, and in retraining from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
@@ -1020,8 +1020,7 @@ def learn(config, device, keep, report):
         model = Transformer(config, bias).to(device)
         tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
         check = lambda model: [float(tokens(model).all(1).float().mean())]
-        early = bias is None and config.preset == "fast"
-        power = lambda share: 6 - 5 * share if early else 1
+        power = lambda share: 6 - 5 * share if bias is None and config.preset == "fast" else 1
         batch = lambda share: training_batch(config, pool, config.batch, power(share))
         falling = 0.4 if bias is None else 1.0
         rate = lambda step, steps: 1.0 if config.optimizer == "adam" else min(
@@ -1174,7 +1173,7 @@ class Encoder(Transformer):
 
 def learn_encoder(config, device, keep, report):
     """Train on short numbers (--prime: and a few long ones), test; --finetune: train on long ones,
-    test again -> Run. The curve has the share right of each digit (Fig. 7, but of new questions).
+    test again -> Run. The curve has the share right of each digit (Figs. 7, 10; of new questions).
     Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
     seed_by_name(config.seed, "model")
     model = Encoder(config).to(device)

@@ -470,7 +470,7 @@ def test_decoding_equals_the_greedy_loop(double, method):
             assert right.index(False) == row if row else all(right)
         assert len(set(target.flatten().tolist())) > 2       # not one token again and again
 
-# ---- 5. Calibration: Eq. 1 of ABC v2, written as loops over every element
+# ---- 5. Calibration: Eqs. 1 and 2 of v1, written as loops over every element
 ON_LINE = {1: lambda i, j, n: j - i, 0: lambda i, j, n: j, -1: lambda i, j, n: (n - 1 - j) - i}
 
 def literal_abc(attention, M, N, directions, kappa, together):

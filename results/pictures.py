@@ -28,7 +28,7 @@ def pyplot():
     plt.switch_backend("agg")
     cycle = plt.cycler(color=COLOURS * 2, marker=list("osv^DPX<>phd*8"))
     plt.rcParams.update({"axes.prop_cycle": cycle, "font.size": 9, "image.aspect": "auto",
-                         "savefig.dpi": 110, "figure.constrained_layout.use": True})
+                         "savefig.dpi": 80, "figure.constrained_layout.use": True})
     return plt
 
 
@@ -64,11 +64,12 @@ def accuracy(plt, groups):
 
 
 def bias(plt, config, run, record, question):
-    """Of the last layer the teacher's averaged attention, and below it the bias made from it."""
+    """The teacher's last averaged attention, and the bias made from it, laid out for 20 digits."""
     heads, last = [f"head {h + 1}" for h in range(config.n_head)], config.n_layer - 1
     figure, grid = plt.subplots(4, len(heads), squeeze=False, figsize=(2.5 * len(heads) + 1.5, 10))
+    S, T = (tokens.shape[1] for tokens in L.questions(config, 20)["random"])
     for kind, averaged, pair in zip(("self", "cross"), run.attention, (grid[:2], grid[2:])):
-        made = run.model.bias(last, kind, *averaged.shape[2:])
+        made = run.model.bias(last, kind, T - 1, S if kind == "cross" else T - 1)
         low = min(float(made[made.isfinite()].min()), -0.1)
         places = "input position" if kind == "cross" else "output position", "output position"
         heat_maps(pair[0], heads, averaged[last], *places, f"averaged {kind}-attention", 0, 1)
@@ -112,7 +113,7 @@ def attention(plt, config, run, record, question):
                 axes.set_yticks(range(part.shape[1]), list(texts[1])[1:], fontsize=6)
                 axes.autoscale(False)
                 axes.barh(wrong, 0.6, 1, part.shape[2] - 0.5, color=COLOURS[1], clip_on=False)
-    figure.suptitle(f"{title(config)}: answer to {question}, orange on the right: wrong")
+    figure.suptitle(f"{title(config)}: answer to\n{question}, orange on the right: wrong")
     return figure
 
 
