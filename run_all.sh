@@ -3,8 +3,9 @@
 # ./run_all.sh full    the tables' runs, but those marked as of earlier versions: many hours
 # ./run_all.sh check   25 kills, 10,000 digits, two processes
 #
-# A line below is a file and the options of a run, as a reader would type them; its record goes into
-# runs/records/FILE.jsonl, and what has one is not run again. JOBS=2 runs two at a time.
+# A line of the lists below has the options of runs, as a reader would type them; braces stand for
+# all of their values. Records go into runs/records/LIST.jsonl, and what has one is not run again.
+# JOBS=2 runs two at a time.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
@@ -12,57 +13,44 @@ records=runs/records
 mkdir -p "$records"
 touch "$records/done"
 rm -f "$records/failed"
-long=6,10,15,20,50,60,100,200,500,1000
 
-abc() { for task in successor addition nx1 parity; do for seed in "$@"; do
-    echo "abc --task $task --seed $seed --lengths $long"
-done; done; }
+long="--lengths 6,10,15,20,50,60,100,200,500,1000"
+abc=("--task "{successor,addition,nx1,parity}" --seed "{{0..9},{30..34}}" $long")
 
-methods() { for task in successor addition nx1 parity; do for seed in "$@"; do
-    for method in vanilla nope ape alibi alibi-decoder rope rpe-k rpe-kq; do
-        echo "methods --task $task --method $method --seed $seed --lengths 6,10,20,60"
-    done
-    for method in window window-cyclic window-nope; do
-        echo "methods --task $task --method $method --seed $seed --steps 1500 --lengths 6,10,20,60"
-    done
-done; done; }
-
-papers() { for task in successor addition; do for method in vanilla rope alibi rpe-k; do
-    echo "methods --task $task --method $method --n-encoder 1 --n-layer 6 --lengths 6,10,20,60"
-done; done
-size="--preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
-for seed in 0 1 2; do
-    echo "methods --task successor --method rope --steps 1500 --seed $seed --lengths 6,10,20,60"
-    echo "methods --task successor --method window $size --steps 300 --seed $seed"
-    echo "methods --task parity --method window $size --steps 200 --seed $seed"
-    rules="--rules paper --width 61 --n-head 8 --seed $seed"
-    echo "methods --task successor --steps 1000 --batch 64 $rules"
-    echo "methods --task nx1 $rules"
-    echo "methods --task addition $rules"
-done; }
-
-encoders() { for seed in 0 1 2 3; do
-    sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3 --seed $seed"
-    echo "encoders --task elementwise-addition --method rpe-k $sums"
-    echo "encoders --task elementwise-addition --method ape $sums"
-    even="--model encoder --method rpe-kq --clip 3 --dropout 0 --lr 3e-3 --even --batch 256"
-    even="$even --precision bf16 --width 12 --optimizer muon --steps 2200 --seed $seed"
-    for modulus in 100 101 128; do
-        echo "encoders --task modular-addition --modulus $modulus $even"
-    done
-    digit="--task multiplication --second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000"
-    digit="$digit --lengths 5,6,7,8 --width 9 --seed $seed"
-    echo "encoders $digit --prime 500 --prime-lengths 7"
-    echo "encoders $digit --finetune 1000 --prime-lengths 7"
-done; }
-
-pairs() { for seed in 0 1 2 3; do
-    echo "pairs --task consecutive --seed $seed"
-    echo "pairs --task consecutive --dummy --seed $seed"
-    echo "pairs --task consecutive --dummy --d-vocab 256 --plant 0.5 --lr 1e-3 --steps 8000 --seed $seed"
-    echo "pairs --task consecutive --dummy --d-head 2 --batch 300 --lr 1e-3 --steps 16000 --seed $seed"
-    echo "pairs --task consecutive --dummy --d-head 4 --batch 300 --lr 1e-3 --steps 6000 --seed $seed"
-done; }
+at="--lengths 6,10,20,60,200"
+size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
+rules="--rules paper --width 61 --n-head 8"
+deep="--n-encoder 1 --n-layer 6"
+longer="--steps 1500 --method"
+methods=(
+    "--task "{successor,addition,nx1,parity}" --method "{vanilla,nope,ape}" --seed "{0..2}" $at"
+    "--task "{successor,addition,nx1,parity}" --method "{alibi,rope,rpe-k}" --seed "{0..2}" $at"
+    "--task "{successor,addition,nx1,parity}" --method "{rpe-kq,alibi-decoder}" --seed "{0..2}" $at"
+    "--task "{successor,addition,nx1,parity}" $longer window"{,-cyclic,-nope}" --seed "{0..2}" $at"
+    "--task successor $longer rope --seed "{0..2}" $at"
+    "--task "{successor,addition}" --method "{vanilla,rope,alibi,rpe-k}" $deep $at"
+    "--task "{"successor --steps 300","parity --steps 200"}" $size --seed "{0..2}
+    "--task "{nx1,addition,"successor --steps 1000 --batch 64"}" $rules --seed "{0..2}
+)
+sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
+modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12 --precision bf16"
+muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
+digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --lengths 5,6,7,8"
+seven="--width 9 --prime-lengths 7"
+encoders=(
+    "--task elementwise-addition --method "{rpe-k,ape}" $sums --seed "{0..3}
+    "--task modular-addition --modulus "{100,101,128}" $modular $muon --seed "{0..2}
+    "--task multiplication $digit $seven --"{"prime 500","finetune 1000"}" --seed "{0..3}
+)
+dummy="--dummy --lr 1e-3"
+pairs=(
+    "--task consecutive "{,--dummy}" --seed "{0..3}
+    "--task consecutive $dummy --d-vocab 256 --plant 0.5 --steps 8000 --seed "{0..3}
+    "--task consecutive $dummy --batch 300 --d-head 2 --steps 16000 --seed "{0..3}
+    "--task consecutive $dummy --batch 300 --d-head 4 --steps 6000 --seed "{0..3}
+)
+every=("${abc[@]/#/abc }" "${methods[@]/#/methods }"
+    "${encoders[@]/#/encoders }" "${pairs[@]/#/pairs }")
 
 run() {
     local file=$records/$1.jsonl part=$records/$BASHPID
@@ -78,15 +66,15 @@ run() {
 }
 
 case ${1:-} in
-    quick) runs() { abc 0; methods 0 | grep "task successor"; } ;;
-    full) runs() { abc 0 1 2 3 4 5 6 7 8 9 30 31 32 33 34; methods 0 1 2; papers; encoders; pairs; } ;;
+    quick) wanted="^(abc|methods --task successor) .*--seed 0 --lengths" ;;
+    full) wanted="" ;;
     check) exec python -m pytest -q -s -m check ;;
     *) echo "usage: ./run_all.sh quick|full|check" >&2 && exit 2 ;;
 esac
 while read -r line; do
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n || true; done
     run $line &
-done < <(runs)
+done < <(printf '%s\n' "${every[@]}" | grep -E -- "$wanted")
 wait
 python -m results.tables "$records"/*.jsonl
 test ! -e "$records/failed"
