@@ -51,7 +51,7 @@ INF = float("inf")
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$", "&", "@"
-LIMIT = 2 ** 20  # of training numbers, mainly of 6 digits (v2, App. B)
+LIMIT = 2 ** 20  # training numbers are below it, mainly of 6 digits
 
 def encode(text):
     """String of VOCAB symbols -> (T,) tokens. Raises: ValueError."""
@@ -85,7 +85,7 @@ class Task(NamedTuple):
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
-    recipe: tuple = (800, 600, 64, 6e-3)  # steps of training and retraining, batch, rate
+    recipe: tuple = (600, 250, 64, 6e-3)  # steps of training and retraining, batch, rate
     models: tuple = ("seq2seq",)  # kinds of models that learn it
     modular: bool = False  # encoders: the answer is a remainder of --modulus
 
@@ -95,9 +95,9 @@ TASKS = {
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(1000, 1200, 64, 4e-3)),
+                recipe=(800, 700, 64, 8e-3)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32, 6e-3)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 100, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
@@ -150,22 +150,21 @@ def n_digits(a):
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
 def question_width(task, digits, base=10):
-    """Width to which numbers of so many digits are padded; digits=0: training numbers, to that of
-    their largest answer. Tests have as many zeros in front as most of these: one where answers
-    grow, two in binary sums."""
+    """Width to which numbers of so many digits are padded: to room for every answer; digits=0:
+    training numbers, to that of their largest answer."""
     spec = TASKS[task]
+    if digits:
+        return digits + spec.headroom
     base = spec.base or base
-    top = to_digits(torch.tensor([LIMIT, LIMIT - 1]), 24, base)
-    longest, usual = n_digits(top).tolist()
-    if not spec.headroom:
-        return digits or longest
+    top = to_digits(torch.tensor([LIMIT - 1]), 24, base)
     largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
-    longest = max(longest, int(n_digits(carry(spec.columns(*largest), base))[0]))
-    return digits + max(spec.headroom, longest - usual) if digits else longest
+    answer = carry(spec.columns(*largest), base)
+    return int(max(n_digits(top), n_digits(answer)))
 
 def split_numbers(seed):
-    """-> (training, held-out) integers in order; [0, 2^20] parted 7 : 1. Source: v2, App. B."""
-    order = torch.randperm(LIMIT + 1, generator=torch.Generator().manual_seed(seed))
+    """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: 2^20
+    itself, the one number of 21 bits, is left out, so that parity's numbers fill their width."""
+    order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     cut = len(order) * 7 // 8
     return order[:cut].sort().values, order[cut:].sort().values
 
@@ -1009,15 +1008,19 @@ class Run(NamedTuple):
 
 def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
-    training numbers (interpolation), its averaged attention is calibrated, and a new model without
+    training numbers (interpolation), its averaged attention is calibrated, and a model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, App. D.
-    Differs: the first training draws short numbers first ("paper": uniformly); Muon's rate falls to
-    zero over its last 0.4, and in retraining from the start. Raises: RuntimeError."""
+    Differs: this model starts from the weights of the first, whose heads the lines are of (rules
+    "paper": anew); the first training draws short numbers first (preset "paper": uniformly);
+    Muon's rate falls to zero over its last 0.4, and in retraining from the start.
+    Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
-    def stage(name, config, steps, bias=None):
+    def stage(name, config, steps, bias=None, start=None):
         seed_by_name(config.seed, name)
         model = Transformer(config, bias).to(device)
+        if start:
+            model.load_state_dict(start.state_dict())
         tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
         check = lambda model: [float(tokens(model).all(1).float().mean())]
         power = lambda share: 6 - 5 * share if bias is None and config.preset == "fast" else 1
@@ -1042,7 +1045,8 @@ def learn(config, device, keep, report):
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
-    model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
+    start = teacher if config.rules == "robust" else None
+    model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines), start)
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
 # --------------------

@@ -52,7 +52,7 @@ def accuracy(plt, groups):
         low, middle, high = (list(map(f, shares.values())) for f in (min, median, max))
         [line] = axes.plot(list(shares), middle, label=f"{method} {change}".removesuffix(" -"))
         axes.fill_between(list(shares), low, high, color=line.get_color(), alpha=0.2)
-        largest = L.n_digits(L.to_digits(torch.tensor([L.LIMIT]), 24, config.get("base", 10)))
+        largest = L.n_digits(L.to_digits(torch.tensor([L.LIMIT - 1]), 24, config.get("base", 10)))
         axes.axvspan(0.1, config.get("train_digits", int(largest)), color="0.92")
         ticks = sorted({x for line in axes.lines for x in line.get_xdata()})
         axes.set(xscale="log", title=task, xlabel="digits of each number (shaded: trained on)",
