@@ -85,7 +85,7 @@ class Task(NamedTuple):
     headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
-    recipe: tuple = (600, 250, 64, 6e-3)  # steps of training and retraining, batch, rate
+    recipe: tuple = (600, 300, 64, 6e-3)  # steps of training and retraining, batch, rate
     models: tuple = ("seq2seq",)  # kinds of models that learn it
     modular: bool = False  # encoders: the answer is a remainder of --modulus
 
@@ -95,9 +95,9 @@ TASKS = {
     "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
                      models=("seq2seq", "universal", "encoder")),
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(800, 700, 64, 8e-3)),
+                recipe=(600, 450, 128, 8e-3)),
     "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 100, 32, 6e-3)),
+                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32, 6e-3)),
     "parity-label": Task("parity in one digit, without the scratchpad",
                          lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
 }
