@@ -82,7 +82,7 @@ class Task(NamedTuple):
     columns: Callable  # operands (B, W) -> column sums; `carry` makes them the answer
     operands: tuple = ("number",)  # and maybe "number", "digit" or "short" (--second-digits)
     sign: str = ""  # stands before the second operand
-    headroom: int = 1  # digits that answers may gain; 0: --ask shows the last digit alone
+    headroom: int = 1  # digits that answers may gain; 0: --ask shows the last alone
     base: int = None  # None: any from 2 to 10
     admit: Callable = lambda *operands: operands  # operands drawn -> operands that have an answer
     recipe: tuple = (600, 300, 64, 6e-3)  # steps of training and retraining, batch, rate
@@ -150,20 +150,18 @@ def n_digits(a):
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
 def question_width(task, digits, base=10):
-    """Width to which numbers of so many digits are padded: to room for every answer; digits=0:
-    training numbers, to that of their largest answer."""
+    """Width of numbers of so many digits with room for an answer; digits=0: of training numbers."""
     spec = TASKS[task]
     if digits:
         return digits + spec.headroom
     base = spec.base or base
     top = to_digits(torch.tensor([LIMIT - 1]), 24, base)
     largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
-    answer = carry(spec.columns(*largest), base)
-    return int(max(n_digits(top), n_digits(answer)))
+    return int(max(map(n_digits, (top, carry(spec.columns(*largest), base)))))
 
 def split_numbers(seed):
-    """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: 2^20
-    itself, the one number of 21 bits, is left out, so that parity's numbers fill their width."""
+    """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: without
+    2^20 itself, the one number of 21 bits; no other would fill the width of parity."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     cut = len(order) * 7 // 8
     return order[:cut].sort().values, order[cut:].sort().values
@@ -1010,17 +1008,16 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers (interpolation), its averaged attention is calibrated, and a model without
     positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, App. D.
-    Differs: this model starts from the weights of the first, whose heads the lines are of (rules
-    "paper": anew); the first training draws short numbers first (preset "paper": uniformly);
-    Muon's rate falls to zero over its last 0.4, and in retraining from the start.
-    Raises: RuntimeError."""
+    Differs: the last one starts from the first one's weights (rules "paper": anew); short numbers
+    come first in the first training (preset "paper": uniformly); Muon's rate falls to zero over its
+    last 0.4, and in retraining from the start. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
-    def stage(name, config, steps, bias=None, start=None):
+    def stage(name, config, steps, bias=None):
         seed_by_name(config.seed, name)
         model = Transformer(config, bias).to(device)
-        if start:
-            model.load_state_dict(start.state_dict())
+        if config.rules == "robust":  # retraining
+            model.load_state_dict(teacher.state_dict())
         tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
         check = lambda model: [float(tokens(model).all(1).float().mean())]
         power = lambda share: 6 - 5 * share if bias is None and config.preset == "fast" else 1
@@ -1045,8 +1042,7 @@ def learn(config, device, keep, report):
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
-    start = teacher if config.rules == "robust" else None
-    model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines), start)
+    model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
 # --------------------

@@ -19,19 +19,25 @@ abc=("--task "{successor,addition,nx1,parity}" --seed "{{0..9},{30..34}}" $long"
 
 at="--lengths 6,10,20,60,200"
 size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
-rules="--rules paper --width 61 --n-head 8"
+rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
 deep="--n-encoder 1 --n-layer 6"
-longer="--steps 1500 --method"
 methods=(
-    "--task "{successor,addition,nx1,parity}" --method "{vanilla,nope,ape}" --seed "{0..2}" $at"
-    "--task "{successor,addition,nx1,parity}" --method "{alibi,rope,rpe-k}" --seed "{0..2}" $at"
-    "--task "{successor,addition,nx1,parity}" --method "{rpe-kq,alibi-decoder}" --seed "{0..2}" $at"
-    "--task "{successor,addition,nx1,parity}" $longer window"{,-cyclic,-nope}" --seed "{0..2}" $at"
-    "--task successor $longer rope --seed "{0..2}" $at"
-    "--task "{successor,addition}" --method "{vanilla,rope,alibi,rpe-k}" $deep $at"
+    "--task successor --steps 1500 --method rope --seed "{0..2}" $at"
+    "--task "{successor,"addition --steps 2000 --lr 4e-3"}" --method "{vanilla,rope,alibi,rpe-k}" $deep $at"
+    "--task addition --lr 4e-3 --steps 1500 --method window-cyclic $deep $at"
     "--task "{"successor --steps 300","parity --steps 200"}" $size --seed "{0..2}
-    "--task "{nx1,addition,"successor --steps 1000 --batch 64"}" $rules --seed "{0..2}
+    "--task successor --steps 1000 --retrain-steps 350 $rules --seed "{0..2}
+    "--task "{addition,nx1}" --steps 2000 --retrain-steps 1000 $rules"
 )
+for task in successor "addition --steps 2000 --lr 4e-3" "nx1 --steps 1200 --lr 4e-3 --batch 64" \
+    "parity --steps 320"; do
+    methods+=("--task $task --method "{vanilla,nope,ape,alibi,rope,rpe-k}" --seed "{0..2}" $at")
+    methods+=("--task $task --method "{rpe-kq,alibi-decoder}" --seed "{0..2}" $at")
+done
+for task in successor "addition --lr 4e-3" "nx1 --lr 4e-3 --batch 64" parity; do
+    methods+=("--task $task --steps 1500 --method window"{,-cyclic,-nope}" --seed "{0..2}" $at")
+    methods+=("--task $task --steps 1500 --method window-nope $deep $at")
+done
 sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
 modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12 --precision bf16"
 muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"

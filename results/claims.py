@@ -98,35 +98,34 @@ def claims():
               "{} / {} / {} at 60, {} / {} / {} at 1,000", "abc",
               *((n, dict(task=task)) for n in (60, 1000) for task in list(TASKS)[:3]))
     yield Row("parity is not interpolated, so ABC does not apply", "v2 Table 2",
-              "it is, with the scratchpad, and ABC has {} at 200 bits", "abc", (200,),
-              task="parity")
+              "it is, with the scratchpad, and ABC has {} at 200 bits, 60 decimal digits", "abc",
+              (200,), task="parity")
     yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times: "
            f"interpolation takes seconds ({len(records('abc', task='nx1'))}) |")
-    yield Row("`vanilla`: 100 at 6, 0 at 10 on these; parity 29 at 6 decimal digits, about 20 bits",
+    yield Row("`vanilla`: 100 at 6, 0 at 10 on these; parity 29 at 6 decimal digits, or 20 bits",
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
               (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
-    yield Row("`window-cyclic`: 100 at 60 on these and on parity", "v2 Table 1",
-              "{} / {} / {} / {}", "methods",
-              *((60, dict(task=task, method="window-cyclic")) for task in TASKS))
-    yield Row("`window-nope`: 100 / 99.4 / 98.3 / 100", "v2 Table 1",
-              "{} / {} / {} / {}, not learned", "methods",
-              *((60, dict(task=task, method="window-nope")) for task in TASKS))
+    for method, claim in (("window-cyclic", "100 at 60 on these; parity 100"),
+                          ("window-nope", "100 / 99.4 / 98.3; parity 100")):
+        yield Row(f"`{method}`: {claim}", "v2 Table 1", "{} / {} / {}; parity {} at 60 bits",
+                  "methods", *((60, dict(task=task)) for task in TASKS), method=method,
+                  n_layer=None)
     fast = dict(method="window", preset="fast", width=None, steps=1500)
     size = dict(method="window", preset="paper", n_layer=None, n_encoder=None, optimizer="muon")
     yield Row("`window`: 100 at 60 on successor and parity", "v2 Table 1",
-              "successor {} at 10, {} at 20; parity {} at 60", "methods",
+              "successor {} at 10, {} at 20; parity {} at 60 bits", "methods",
               (10, fast | dict(task="successor")), (20, fast | dict(task="successor")),
               (60, fast | dict(task="parity")))
-    yield Row("the same, `--preset paper` by Muon", "v2 Table 1", "successor {} at 60, parity {}",
-              "methods", (60, dict(task="successor", steps=300)),
-              (60, dict(task="parity", steps=200)), **size)
-    yield Row("ABC by its own rules", "v2 App. D", "successor {} at 60, nx1 {}; addition is not "
-              "interpolated", "methods", (60, dict(task="successor", steps=1000)),
-              (60, dict(task="nx1")), method="abc", rules="paper", width=61)
+    yield Row("the same, `--preset paper` by Muon", "v2 Table 1",
+              "successor {}; parity {} at 60 bits", "methods",
+              (60, dict(task="successor", steps=300)), (60, dict(task="parity", steps=200)), **size)
+    yield Row("ABC by its own rules", "v2 App. D", "successor {}, nx1 {} at 60", "methods",
+              (60, dict(task="successor", steps=1000)), (60, dict(task="nx1", steps=1200)),
+              method="abc", rules="paper", width=61, n_head=8)
     two = [dict(task="successor"), dict(task="addition")]
     deep = dict(n_encoder=1, n_layer=6)
-    yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10 on successor / addition", "v2 Table 1",
+    yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10 on successor / addition", "v2 Table 1, App. C.2",
               "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one learns no addition", "methods",
               *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
     yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}, with 1 + 6 layers {} / {}, "
@@ -138,7 +137,7 @@ def claims():
               "Jelassi, Table 6", "{} / {} / {}; {} at 5", "encoders", (10,), (15,), (20,), (5,),
               task="elementwise-addition", method="rpe-k", width=22, lr=0.002, even=None)
     yield Row("sums modulo 100 by `rpe-kq`: 100 at 10; 101 and 128 are not learned",
-              "Jelassi, Sec. 4", "{} at 10, {} at 5; 101 and 128: {} and {} at 5", "encoders",
+              "Jelassi, Sec. 4", "`encoder`: {} at 10, {} at 5; 101 and 128: {} and {}", "encoders",
               (10, dict(modulus=None)), (5, dict(modulus=None)), (5, dict(modulus=101)),
               (5, dict(modulus=128)), **modular)
     yield Row("35 x 3 digits with 50 primed of 5,000", "Jelassi, Sec. 5.2", "n x 3 not learned; * "
@@ -146,7 +145,7 @@ def claims():
               (7, dict(prime=500, prime_lengths=[7])), (7, dict(finetune=500, stage="before")),
               **digit)
     yield Row("priming helps at the primed length alone", "Jelassi, Sec. 5.3",
-              "n x 1, primed with 20: {} at 10, {} at 20, {} at 21", "encoders", (10,), (20,),
+              "n x 1, 500 primed with 20: {} at 10, {} at 20, {} at 21", "encoders", (10,), (20,),
               (21,), old=True, prime=500, prime_lengths=[20], **digit | dict(width=22))
     yield Row("fine-tuning needs 1,000 examples and forgets", "Jelassi, Sec. 5.1",
               "n x 1: {} at 7 with 1,000; {} of {} left at 5", "encoders",
