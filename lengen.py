@@ -247,10 +247,11 @@ def causal_bias(T):
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside, -inf outside. Self-attention opens the diagonal and w positions below
     it; cross-attention the anti-diagonal, `step` columns wide and `step` a row (2 for interleaved
-    operands), and w positions on either side; row 0 sees the end marker. Source: v2, App. C.4."""
+    operands), and w positions on either side. Source: v2, App. C.4. Differs: row 0 starts at the
+    end marker, not at the last digit."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        right = (S - 1) - step * i  # last column of the band
+        right = S - 1 - step * i
         inside = (j >= right - (step - 1) - w) & (j <= right + w)
     else:
         inside = (j <= i) & (j >= i - w)
@@ -269,7 +270,7 @@ class MultiHeadAttention(nn.Module):
 
     relative: "" none, "k" keys, "kq" keys and queries, at offsets -clip .. clip. rotate: function
     of q or k (B, H, T, D) and positions (T,), such as `rope`. Source: Vaswani et al. 2017,
-    Sec. 3.2; bias: v2, Eq. 2.
+    Sec. 3.2; bias: v2, App. C.4.
     """
     def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
                  d_head=None, d_out=None):
@@ -482,7 +483,7 @@ class Config:
         self.settle(spec, method)
 
     def settle(self, spec, method):
-        """Values that follow from others; checks of options against each other."""
+        """Values and checks that follow from several options."""
         decoder = method.lines or self.method == "alibi-decoder"
         if decoder and self.kind != "seq2seq" or self.kind == "head" and self.method != "nope":
             raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
@@ -700,8 +701,8 @@ def lay_out(keys, N):
     return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
 
 def fill_empty(bias, rules):
-    """Bias (H, M, N) with a 0 in rows where nothing is open: by the paper's rules at every key, a
-    transparent head, else at column 0, which is the same at every length."""
+    """Bias (H, M, N) with a 0 where a row has nothing open: by the paper's rules, for whole heads,
+    at every key; else at column 0, which is the same at every length."""
     nothing = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
@@ -711,9 +712,9 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
     d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
 
-    rules: "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2; `changes` replace
-    single ones of RULES, and `directions`. blocks: [(columns now, columns then)], by default
-    [(n, N)]. mask: `causal_bias(M)` for causal self-attention. Raises: ValueError.
+    rules: "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-
+    attention; `changes` replace single ones of RULES, and `directions`. blocks: [(columns now,
+    then)], by default [(n, N)]. mask: `causal_bias(M)` for self-attention. Raises: ValueError.
     """
     rule = RULES[rules] | changes
     now, then = map(list, zip(*(blocks or [(attention.shape[-1], N)])))
@@ -803,7 +804,7 @@ def calibrated_bias(config, lines):
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
 
-SECONDS = 3  # between reports of a training, when it is kept
+SECONDS = 3  # between reports, and saves, of a training
 silent = lambda text: None
 rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
@@ -818,7 +819,7 @@ def seed_by_name(*names):
 
 @contextlib.contextmanager
 def refused(text, errors=Exception):
-    """Errors in here are bad input: a ValueError, the text and why."""
+    """Errors in here are bad input: ValueError, the text and why."""
     try:
         yield
     except errors as error:
@@ -1006,11 +1007,10 @@ class Run(NamedTuple):
 
 def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
-    training numbers (interpolation), its averaged attention is calibrated, and a model without
-    positions is trained with the bias, on the same numbers. Source: v1, Sec. 5; v2, App. D.
-    Differs: the last one starts from the first one's weights (rules "paper": anew); short numbers
-    come first in the first training (preset "paper": uniformly); Muon's rate falls to zero over its
-    last 0.4, and in retraining from the start. Raises: RuntimeError."""
+    training numbers, its averaged attention is calibrated, and a model without positions is trained
+    with the bias. Source: v1, Sec. 5; v2, App. D. Differs: this one starts from the first's weights
+    (rules "paper": anew); short numbers come first in the first training (preset "paper": uniformly);
+    Muon's rate falls to zero over its last 0.4, or all of retraining. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 
     def stage(name, config, steps, bias=None):
@@ -1048,8 +1048,8 @@ def learn(config, device, keep, report):
 # --------------------
 # 7. Consecutive pairs: one attention head, read completely
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
-# holds its value - 1 or + 1. One layer and head, no feed-forward, and no positions or residual,
-# of which the source says nothing.
+# holds its value - 1 or + 1. One layer and head, no feed-forward; and no positions, norm or
+# residual, of which the source says nothing.
 
 TASKS["consecutive"] = Task("is a neighbour of this integer there?", None, models=("head",))
 
@@ -1084,8 +1084,8 @@ class PairsHead(nn.Module):
 
 def learn_pairs(config, device, keep, report):
     """Train and test one head -> Run. Tests are drawn as in training ("random") and without planted
-    pairs ("uniform"). Differs: a constant rate; the source cuts it after 100 epochs without a
-    better loss, and takes the best of several seeds."""
+    pairs ("uniform"). Differs: a constant rate; the source cuts it on a plateau, with a patience of
+    100, and takes the best of several seeds."""
     draw = lambda B, length, plant: draw_pairs(B, length, config.d_vocab, plant, config.dummy)
     sets = lambda config, length: {
         "random": draw(config.samples, length, config.plant),
@@ -1151,7 +1151,7 @@ def draw_encoder(config, length, B, even=False):
     return below(length), below(config.second_digits if short else length)
 
 def encoder_questions(config, length):
-    """Test questions on numbers below 10^length, as in the paper."""
+    """Test questions on numbers below 10^length. Source: Jelassi, Sec. 2.1."""
     operands = draw_encoder(config, length, config.samples)
     return {"random": arrange_encoder(config.task, *operands, config.modulus)}
 
@@ -1220,7 +1220,7 @@ def load(folder):
     return run.model, config, run
 
 def wilson(correct, n, z=1.959964):
-    """95% interval of a share. Source: Wilson 1927."""
+    """95% interval of a share (Wilson 1927)."""
     centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
@@ -1388,7 +1388,7 @@ def main(argv=None):
     """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
     try:
         return run_command(vars(parser().parse_args(argv))) or 0
-    except BrokenPipeError:  # the reader has seen enough
+    except BrokenPipeError:  # as of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:

@@ -94,20 +94,20 @@ def claims():
     plain = dict(width=None, n_layer=None)
     yield "| claim | source | here |"
     yield "|---|---|---|"
-    yield Row("ABC: 100 / 99.8 / 100 at 60 digits on successor / addition / nx1", "v2 Table 3",
+    yield Row("ABC: 100 / 99.8 / 100 at 60 digits", "v2 Table 3",
               "{} / {} / {} at 60, {} / {} / {} at 1,000", "abc",
               *((n, dict(task=task)) for n in (60, 1000) for task in list(TASKS)[:3]))
-    yield Row("parity is not interpolated, so ABC does not apply", "v2 Table 2",
-              "it is, with the scratchpad, and ABC has {} at 200 bits, 60 decimal digits", "abc",
-              (200,), task="parity")
+    yield Row("parity is not interpolated even with a scratchpad, so ABC does not apply",
+              "v2 Table 2, Sec. 4", "it is, and ABC has {} at 200 bits", "abc", (200,),
+              task="parity")
     yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times: "
            f"interpolation takes seconds ({len(records('abc', task='nx1'))}) |")
-    yield Row("`vanilla`: 100 at 6, 0 at 10 on these; parity 29 at 6 decimal digits, or 20 bits",
+    yield Row("`vanilla`: 100 at 6, 0 at 10; parity 29 at 6 decimal digits, about 20 bits",
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
               (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
-    for method, claim in (("window-cyclic", "100 at 60 on these; parity 100"),
-                          ("window-nope", "100 / 99.4 / 98.3; parity 100")):
+    for method, claim in (("window-cyclic", "100 at 60, parity, too"),
+                          ("window-nope", "100 / 99.4 / 98.3 at 60, parity 100")):
         yield Row(f"`{method}`: {claim}", "v2 Table 1", "{} / {} / {}; parity {} at 60 bits",
                   "methods", *((60, dict(task=task)) for task in TASKS), method=method,
                   n_layer=None)
@@ -120,14 +120,15 @@ def claims():
     yield Row("the same, `--preset paper` by Muon", "v2 Table 1",
               "successor {}; parity {} at 60 bits", "methods",
               (60, dict(task="successor", steps=300)), (60, dict(task="parity", steps=200)), **size)
-    yield Row("ABC by its own rules", "v2 App. D", "successor {}, nx1 {} at 60", "methods",
-              (60, dict(task="successor", steps=1000)), (60, dict(task="nx1", steps=1200)),
+    yield Row("ABC by its own rules, at width 61", "v1 Sec. 5, v2 App. D", "{} / {} / {} at 60",
+              "methods", (60, dict(task="successor", steps=1000)),
+              (60, dict(task="addition", steps=2000)), (60, dict(task="nx1", steps=2000)),
               method="abc", rules="paper", width=61, n_head=8)
     two = [dict(task="successor"), dict(task="addition")]
     deep = dict(n_encoder=1, n_layer=6)
-    yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10 on successor / addition", "v2 Table 1, App. C.2",
-              "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one learns no addition", "methods",
-              *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
+    yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10", "v2 Table 1, App. C.2",
+              "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one of width 64 learns no addition",
+              "methods", *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
     yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}, with 1 + 6 layers {} / {}, "
               "at 10 {} / {}; the authors' `alibi-decoder` {} / {}, at 10 {} / {}", "methods",
               *((n, config | dict(method=method, n_layer=None) | more) for n, method, more in (
