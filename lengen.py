@@ -1009,7 +1009,7 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers, its averaged attention is calibrated, and a model without positions is trained
     with the bias. Source: v1, Sec. 5; v2, App. D. Differs: this one starts from the first's weights
-    (rules "paper": anew); short numbers come first in the first training (preset "paper": uniformly);
+    (rules "paper": anew); short numbers come first in the first training (preset "paper": equally);
     Muon's rate falls to zero over its last 0.4, or all of retraining. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 

@@ -106,26 +106,28 @@ def claims():
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
               (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
-    for method, claim in (("window-cyclic", "100 at 60, parity, too"),
-                          ("window-nope", "100 / 99.4 / 98.3 at 60, parity 100")):
-        yield Row(f"`{method}`: {claim}", "v2 Table 1", "{} / {} / {}; parity {} at 60 bits",
-                  "methods", *((60, dict(task=task)) for task in TASKS), method=method,
-                  n_layer=None)
-    fast = dict(method="window", preset="fast", width=None, steps=1500)
-    size = dict(method="window", preset="paper", n_layer=None, n_encoder=None, optimizer="muon")
-    yield Row("`window`: 100 at 60 on successor and parity", "v2 Table 1",
-              "successor {} at 10, {} at 20; parity {} at 60 bits", "methods",
-              (10, fast | dict(task="successor")), (20, fast | dict(task="successor")),
-              (60, fast | dict(task="parity")))
-    yield Row("the same, `--preset paper` by Muon", "v2 Table 1",
-              "successor {}; parity {} at 60 bits", "methods",
-              (60, dict(task="successor", steps=300)), (60, dict(task="parity", steps=200)), **size)
+    deep, sixty = dict(n_encoder=1, n_layer=6), [(60, dict(task=task)) for task in TASKS]
+    yield Row("`window-cyclic`: 100 at 60, parity, too", "v2 Table 1",
+              "{} / {} / {}; parity {} at 60 bits; addition by 1 + 6 layers {}", "methods",
+              *((n, config | dict(n_layer=None)) for n, config in sixty),
+              (60, deep | dict(task="addition")), method="window-cyclic")
+    yield Row("`window-nope`: 100 / 99.4 / 98.3 at 60, parity 100", "v2 Table 1",
+              "by 1 + 6 layers {} / {} / {}; parity {} at 60 bits",
+              "methods", *sixty, method="window-nope", **deep)
+    fast = dict(preset="fast", width=None, steps=1500, n_layer=None)
+    size = dict(preset="paper", n_layer=None, n_encoder=None, optimizer="muon")
+    successor, parity = dict(task="successor"), dict(task="parity")
+    yield Row("`window`: 100 at 60 on successor, parity", "v2 Table 1",
+              "{} at 10, {} at 20; parity {} at 60 bits; `--preset paper` by Muon {} and {} at 60",
+              "methods",
+              (10, fast | successor), (20, fast | successor), (60, fast | parity),
+              (60, size | successor | dict(steps=300)), (60, size | parity | dict(steps=200)),
+              method="window")
     yield Row("ABC by its own rules, at width 61", "v1 Sec. 5, v2 App. D", "{} / {} / {} at 60",
               "methods", (60, dict(task="successor", steps=1000)),
               (60, dict(task="addition", steps=2000)), (60, dict(task="nx1", steps=2000)),
               method="abc", rules="paper", width=61, n_head=8)
     two = [dict(task="successor"), dict(task="addition")]
-    deep = dict(n_encoder=1, n_layer=6)
     yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10", "v2 Table 1, App. C.2",
               "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one of width 64 learns no addition",
               "methods", *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
