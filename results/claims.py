@@ -67,7 +67,7 @@ def main_table():
     columns = [(6, "random"), (10, "random"), (20, "random"), (60, "random"), (1000, "random"),
                (60, "hard")]
     heads = [f"{n:,}" if name == "random" else f"{name}, {n}" for n, name in columns]
-    yield f"| task | {' | '.join(heads)} | seeds exact at all |"
+    yield f"| task | {' | '.join(heads)} | seeds exact in every column |"
     yield "|" + "---|" * 8
     for task, title in TASKS.items():
         runs = records("abc", task=task)
@@ -100,15 +100,15 @@ def claims():
     yield Row("parity is not interpolated even with a scratchpad, so ABC does not apply",
               "v2 Table 2, Sec. 4", "it is, and ABC has {} at 200 bits", "abc", (200,),
               task="parity")
-    yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times: "
-           f"interpolation takes seconds ({len(records('abc', task='nx1'))}) |")
-    yield Row("`vanilla`: 100 at 6, 0 at 10; parity 29 at 6 decimal digits, about 20 bits",
+    yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times "
+           f"({len(records('abc', task='nx1'))}) |")
+    yield Row("`vanilla`: 100 at 6, 0 at 10; parity 29 at 6, 20 bits",
               "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
               "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
               (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
     deep, sixty = dict(n_encoder=1, n_layer=6), [(60, dict(task=task)) for task in TASKS]
     yield Row("`window-cyclic`: 100 at 60, parity, too", "v2 Table 1",
-              "{} / {} / {}; parity {} at 60 bits; addition by 1 + 6 layers {}", "methods",
+              "{} / {} / {}; parity {} at 60 bits; by 1 + 6 layers addition {}", "methods",
               *((n, config | dict(n_layer=None)) for n, config in sixty),
               (60, deep | dict(task="addition")), method="window-cyclic")
     yield Row("`window-nope`: 100 / 99.4 / 98.3 at 60, parity 100", "v2 Table 1",
@@ -118,7 +118,7 @@ def claims():
     size = dict(preset="paper", n_layer=None, n_encoder=None, optimizer="muon")
     successor, parity = dict(task="successor"), dict(task="parity")
     yield Row("`window`: 100 at 60 on successor, parity", "v2 Table 1",
-              "{} at 10, {} at 20; parity {} at 60 bits; `--preset paper` by Muon {} and {} at 60",
+              "{} at 10, {} at 20; parity {} at 60 bits; `--preset paper` by Muon {}, parity {}",
               "methods",
               (10, fast | successor), (20, fast | successor), (60, fast | parity),
               (60, size | successor | dict(steps=300)), (60, size | parity | dict(steps=200)),
