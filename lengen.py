@@ -251,7 +251,7 @@ def window_bias(w, T, S, cross=False, step=1):
     end marker, not at the last digit."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        right = S - 1 - step * i
+        right = S - 1 - step * i  # last column of the band
         inside = (j >= right - (step - 1) - w) & (j <= right + w)
     else:
         inside = (j <= i) & (j >= i - w)
@@ -701,8 +701,8 @@ def lay_out(keys, N):
     return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
 
 def fill_empty(bias, rules):
-    """Bias (H, M, N) with a 0 where a row has nothing open: by the paper's rules, for whole heads,
-    at every key; else at column 0, which is the same at every length."""
+    """Bias (H, M, N) with a 0 where a row has nothing open: by the paper's rules, which say so of
+    heads, at every key; else at column 0, which is the same at every length."""
     nothing = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
@@ -1009,7 +1009,7 @@ def learn(config, device, keep, report):
     """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
     training numbers, its averaged attention is calibrated, and a model without positions is trained
     with the bias. Source: v1, Sec. 5; v2, App. D. Differs: this one starts from the first's weights
-    (rules "paper": anew); short numbers come first in the first training (preset "paper": equally);
+    (rules "paper": anew); short numbers come first in the first training (not in preset "paper");
     Muon's rate falls to zero over its last 0.4, or all of retraining. Raises: RuntimeError."""
     pool, held_out = split_numbers(config.seed)
 

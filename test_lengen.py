@@ -779,7 +779,7 @@ def finished(tmp_path_factory):
     return folder, json.loads(out.getvalue())
 
 def test_abc_is_exact_at_ten_times_the_length(finished, command):
-    """Trained on numbers up to 2^20; the model answers as Python's integers do."""
+    """Trained on numbers below 2^20; the model answers as Python's integers do."""
     (folder, record), right = finished, lambda x: (x["digits"], x["correct"] == x["n"])
     assert {right(row) for row in record["tests"]["rows"]} == {(6, True), (60, True)}
     numbers = [0, 999, 10 ** 60 - 1, 12345678901234567890, 10 ** 119 + 9]
