@@ -3,20 +3,17 @@
 # ./run_all.sh full    the tables' runs, but those marked as of earlier versions: many hours
 # ./run_all.sh check   25 kills, 10,000 digits, two processes
 #
-# A line of the lists below has the options of runs, as a reader would type them; braces stand for
-# all of their values. Records go into runs/records/LIST.jsonl, and what has one is not run again.
-# JOBS=2 runs two at a time.
+# A line of the lists has the options of runs; braces stand for all of their values. Records go to
+# runs/records/LIST.jsonl, and what has one is not run again. JOBS=2 runs two at a time.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
 records=runs/records
 mkdir -p "$records"
-touch "$records/done"
-rm -f "$records/failed"
+touch "$records/done" && rm -f "$records/failed"
 
 long="--lengths 6,10,15,20,50,60,100,200,500,1000"
 abc=("--task "{successor,addition,nx1,parity}" --seed "{{0..9},{30..34}}" $long")
-
 at="--lengths 6,10,20,60,200"
 size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
 rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
@@ -41,19 +38,17 @@ done
 sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
 modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12 --precision bf16"
 muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
-digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --lengths 5,6,7,8"
-seven="--width 9 --prime-lengths 7"
+digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9 --prime-lengths 7"
 encoders=(
     "--task elementwise-addition --method "{rpe-k,ape}" $sums --seed "{0..3}
     "--task modular-addition --modulus "{100,101,128}" $modular $muon --seed "{0..2}
-    "--task multiplication $digit $seven --"{"prime 500","finetune 1000"}" --seed "{0..3}
+    "--task multiplication $digit --lengths 5,6,7,8 --"{"prime 500","finetune 1000"}" --seed "{0..3}
 )
 dummy="--dummy --lr 1e-3"
 pairs=(
     "--task consecutive "{,--dummy}" --seed "{0..3}
     "--task consecutive $dummy --d-vocab 256 --plant 0.5 --steps 8000 --seed "{0..3}
-    "--task consecutive $dummy --batch 300 --d-head 2 --steps 16000 --seed "{0..3}
-    "--task consecutive $dummy --batch 300 --d-head 4 --steps 6000 --seed "{0..3}
+    "--task consecutive $dummy --batch 300 --d-head "{"2 --steps 16000","4 --steps 6000"}" --seed "{0..3}
 )
 every=("${abc[@]/#/abc }" "${methods[@]/#/methods }"
     "${encoders[@]/#/encoders }" "${pairs[@]/#/pairs }")
@@ -70,7 +65,6 @@ run() {
     fi
     rm -f "$part"
 }
-
 case ${1:-} in
     quick) wanted="^(abc|methods --task successor) .*--seed 0 --lengths" ;;
     full) wanted="" ;;

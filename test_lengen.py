@@ -1077,12 +1077,11 @@ def test_shares_and_their_intervals(correct, n, low, high, shown):
     assert L.percent(correct / n) == shown
 
 # ---- README and companions: scripts run as printed, records and pictures made by hand
-
 def test_readme_scripts_are_short_and_run(scripts):
     for text, run, most in zip(SCRIPTS, scripts, (40, 8, 15), strict=True):
         out, err = run.communicate()
         assert not err and text.count("\n") <= most
-        assert " 3 steps" in out if most < 40 else int(out.split()[0]) >= 990
+        assert " 3 steps" in out or min(map(int, re.findall(r"random (\d+)", out))) >= 990
 
 def written_record(seed, correct, places=(1.0,), n=1000, **options):
     """A record as an older file may hold it: config and counts, nothing else."""
@@ -1146,9 +1145,10 @@ def test_claims_of_the_readme(tmp_path, monkeypatch):
         config, (first, again) = L.Config(task=r["config"]["task"]), r["train"].values()
         assert (first["steps"], again["steps"]) == (config.steps, config.retrain_steps)
         assert (r["config"]["batch"], r["config"]["lr"]) == (config.batch, config.lr)
-    (tmp_path / "README.md").write_text(README.replace("94.4", "94.5"))
     monkeypatch.setattr(claims, "README", tmp_path / "README.md")
-    assert claims.main([]) == 1
+    for number in "94.4", " 990 ", "[9 seeds", "on 7 of":
+        (tmp_path / "README.md").write_text(README.replace(number, number[:-1] + "?"))
+        assert claims.main([]) == 1
 
 def test_speed(capsys):
     from results import speed

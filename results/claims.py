@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""The tables of README.md that hold measured numbers, made from the records beside this file.
+"""The measured numbers of README.md, made from the records beside this file.
 
 python -m results.claims           # compare; exit code 1 where README says something else
-python -m results.claims --write   # put them into README
+python -m results.claims --write   # put the tables into README
 """
 
 import json
 import math
 import sys
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -18,21 +19,33 @@ TASKS = {"successor": "successor, n + 1", "addition": "addition, a + b",
          "nx1": "nx1, a times one digit", "parity": "parity, bit by bit"}
 
 
+def read(file):
+    return [*map(json.loads, (HERE / f"{file}.jsonl").read_text(encoding="utf-8").splitlines())]
+
+
 def records(file, **config):
     """Records of a file whose config has these values. Raises: ValueError when there is none."""
-    lines = (HERE / f"{file}.jsonl").read_text(encoding="utf-8").splitlines()
-    found = [r for r in map(json.loads, lines)
+    found = [r for r in read(file)
              if all(r["config"].get(name) == x for name, x in config.items())]
     if not found:
         raise ValueError(f"{file}.jsonl has no record of {config}")
     return found
 
 
-def shares(runs, digits, name="random", stage="tests"):
+def percents(runs, digits, name="random", stage="tests"):
     """Percent exact of each run that was tested so."""
     rows = [row for r in runs for row in r[stage]["rows"]
             if (row["digits"], row.get("set", "random")) == (digits, name)]
     return [100 * Fraction(row["correct"], row["n"]) for row in rows]
+
+
+def share(file, digits, stage="tests", **config):
+    """Percent exact of each record of a file whose config has these values."""
+    return percents(records(file, **config), digits, stage=stage)
+
+
+def all_right(run):
+    return all(row["correct"] == row["n"] for row in run["tests"]["rows"])
 
 
 def span(values):
@@ -42,128 +55,124 @@ def span(values):
     return down(median(values)) + ends
 
 
-class Row:
-    """A claim: what was claimed, by whom, and what came out, in a template whose fields are
-    filled in turn: (digits, config) is a share, a function is called."""
-
-    def __init__(self, claim, source, here, file, *fields, old=False, **common):
-        self.start, self.here, self.old = f"| {claim} | {source} |", here, old
-        self.file, self.fields, self.common = file, fields, common
-
-    def __str__(self):
-        cells, seeds = [], {}
-        for field in self.fields:
-            digits, config = field[0], dict(field[1] if len(field) > 1 else {})
-            place = dict(name=config.pop("set", "random"), stage=config.pop("stage", "tests"))
-            found = shares(records(self.file, **self.common | config), digits, **place)
-            seeds[len(found)] = None
-            cells.append(span(found))
-        mark = "* " if self.old else ""
-        return f"{self.start} {mark}{self.here.format(*cells)} ({', '.join(map(str, seeds))}) |"
+def row(claim, source, here, *shares):
+    """A claim, its source, and what came out: `here` with a field for each list of shares."""
+    seeds = ", ".join(dict.fromkeys(str(len(values)) for values in shares))
+    return f"| {claim} | {source} | {here.format(*map(span, shares))} ({seeds}) |"
 
 
 def main_table():
     """ABC: a row a task, a column a length."""
-    columns = [(6, "random"), (10, "random"), (20, "random"), (60, "random"), (1000, "random"),
-               (60, "hard")]
+    columns = [*((n, "random") for n in (6, 10, 20, 60, 1000)), (60, "hard")]
     heads = [f"{n:,}" if name == "random" else f"{name}, {n}" for n, name in columns]
     yield f"| task | {' | '.join(heads)} | seeds exact in every column |"
     yield "|" + "---|" * 8
     for task, title in TASKS.items():
         runs = records("abc", task=task)
-        exact = sum(all(row["correct"] == row["n"] for row in r["tests"]["rows"]) for r in runs)
-        cells = [span(shares(runs, *column)) for column in columns]
-        yield f"| {title} | {' | '.join(cells)} | {exact} of {len(runs)} |"
+        cells = [span(percents(runs, *column)) for column in columns]
+        yield f"| {title} | {' | '.join(cells)} | {sum(map(all_right, runs))} of {len(runs)} |"
 
 
-def ratios():
-    """Seconds of retraining over those of interpolation: least and most of the tasks' medians."""
-    medians = []
-    for task in TASKS:
-        parts = [r["train"] for r in records("abc", task=task)]
-        medians.append(median(p["model"]["seconds"] / p["teacher"]["seconds"] for p in parts))
-    return f"{min(medians):.1f} to {max(medians):.1f}"
+def claims_of_abc():
+    """-> rows of the table of claims, from "Attention Bias Calibration" (v1 and v2)."""
+    yield from ("| claim | source | here |", "|---|---|---|")
+    by, sums, four = partial(share, "methods"), ("successor", "addition"), tuple(TASKS)
+    flat = dict(n_layer=None, width=None, preset="fast")
+    deep = dict(n_encoder=1, n_layer=6)
+    yield row("ABC: 100 / 99.8 / 100 at 60", "v2 Table 3", "{} / {} / {}, at 1,000 {} / {} / {}",
+              *(share("abc", n, task=task) for n in (60, 1000) for task in four[:3]))
+    yield row("parity is not interpolated, so no ABC", "v2 Table 2, Sec. 4",
+              "ABC has {} at 200 bits", share("abc", 200, task="parity"))
+    parts = [[r["train"] for r in records("abc", task=task)] for task in four]
+    ratio = [median(p["model"]["seconds"] / p["teacher"]["seconds"] for p in x) for x in parts]
+    yield ("| retraining takes 1/100 to 1/10 of the first training's time | v2 App. D.1 | "
+           f"{min(ratio):.1f} to {max(ratio):.1f} ({len(parts[0])}) |")
+    vanilla = partial(by, method="vanilla", **flat)
+    yield row("`vanilla`: 100 at 6, 0 at 10; parity 29 at 20 bits", "v2 Table 1",
+              "{} / {} / {}, {} / {} / {}; parity {} at 20 bits, {} at 60",
+              *(vanilla(n, task=task) for n in (6, 10) for task in four[:3]),
+              vanilla(20, task="parity"), vanilla(60, task="parity"))
+    cyclic = partial(by, 60, method="window-cyclic")
+    yield row("`window-cyclic`: 100 at 60", "v2 Table 1",
+              "{} / {} / {} / {}; addition by 1 + 6: {}",
+              *(cyclic(task=task, **flat) for task in four), cyclic(task="addition", **deep))
+    yield row("`window-nope`: 100 / 99.4 / 98.3 / 100 at 60", "v2 Table 1",
+              "1 + 6: {} / {} / {} / {}",
+              *(by(60, method="window-nope", task=task, **deep) for task in four))
+    paper = dict(preset="paper", optimizer="muon", n_encoder=None)
+    window = partial(by, 60, method="window", n_layer=None)
+    plain = flat | dict(steps=1500)
+    yield row("`window`: successor, parity 100 at 60", "v2 Table 1",
+              "{} / {}; `--preset paper` by Muon {} / {}",
+              window(task="successor", **plain), window(task="parity", **plain),
+              window(task="successor", steps=300, **paper),
+              window(task="parity", steps=200, **paper))
+    rules = partial(by, 60, method="abc", rules="paper", width=61, n_head=8)
+    yield row("ABC by its own rules, width 61", "v1 Sec. 5, v2 App. D", "{} / {} / {} at 60",
+              *(rules(task=task, steps=n) for task, n in zip(four, (1000, 2000, 2000))))
+    yield row("RoPE: 100 / 100 at 6, 0 / 0 at 10", "v2 Table 1, App. C.2",
+              "1 + 6: {} / {}, {} / {}",
+              *(by(n, method="rope", task=task, **deep) for n in (6, 10) for task in sums))
+    alibi = [partial(by, method="alibi", **deep), partial(by, method="alibi-decoder", **flat)]
+    yield row("ALiBi: 1.3 / 0 at 6", "v2 Table 1",
+              "1 + 6: {} / {}, at 10 {} / {}; authors' `alibi-decoder`: {} / {}, at 10 {} / {}",
+              *(kind(n, task=task) for kind in alibi for n in (6, 10) for task in sums))
 
 
-def claims():
-    """-> the rows of the table of claims."""
-    modular = dict(task="modular-addition", method="rpe-kq", optimizer="muon", steps=2200)
-    digit = dict(task="multiplication", model="universal", method="rpe-k", second_digits=1,
-                 width=9, steps=6000, n_train=5000, lr=0.002, dropout=0.0)
-    head = dict(d_vocab=16, d_head=32, plant=0.0, steps=10_000)
-    plain = dict(width=None, n_layer=None)
-    yield "| claim | source | here |"
-    yield "|---|---|---|"
-    yield Row("ABC: 100 / 99.8 / 100 at 60 digits", "v2 Table 3",
-              "{} / {} / {} at 60, {} / {} / {} at 1,000", "abc",
-              *((n, dict(task=task)) for n in (60, 1000) for task in list(TASKS)[:3]))
-    yield Row("parity is not interpolated even with a scratchpad, so ABC does not apply",
-              "v2 Table 2, Sec. 4", "it is, and ABC has {} at 200 bits", "abc", (200,),
-              task="parity")
-    yield (f"| retraining takes 1/100 to 1/10 of interpolation | v2 App. D.1 | {ratios()} times "
-           f"({len(records('abc', task='nx1'))}) |")
-    yield Row("`vanilla`: 100 at 6, 0 at 10; parity 29 at 6, 20 bits",
-              "v2 Table 1", "{} / {} / {} at 6, {} / {} / {} at 10; parity {} at 20 bits, {} at 60",
-              "methods", *((n, dict(task=task)) for n in (6, 10) for task in list(TASKS)[:3]),
-              (20, dict(task="parity")), (60, dict(task="parity")), method="vanilla", **plain)
-    deep, sixty = dict(n_encoder=1, n_layer=6), [(60, dict(task=task)) for task in TASKS]
-    yield Row("`window-cyclic`: 100 at 60, parity, too", "v2 Table 1",
-              "{} / {} / {}; parity {} at 60 bits; by 1 + 6 layers addition {}", "methods",
-              *((n, config | dict(n_layer=None)) for n, config in sixty),
-              (60, deep | dict(task="addition")), method="window-cyclic")
-    yield Row("`window-nope`: 100 / 99.4 / 98.3 at 60, parity 100", "v2 Table 1",
-              "by 1 + 6 layers {} / {} / {}; parity {} at 60 bits",
-              "methods", *sixty, method="window-nope", **deep)
-    fast = dict(preset="fast", width=None, steps=1500, n_layer=None)
-    size = dict(preset="paper", n_layer=None, n_encoder=None, optimizer="muon")
-    successor, parity = dict(task="successor"), dict(task="parity")
-    yield Row("`window`: 100 at 60 on successor, parity", "v2 Table 1",
-              "{} at 10, {} at 20; parity {} at 60 bits; `--preset paper` by Muon {}, parity {}",
-              "methods",
-              (10, fast | successor), (20, fast | successor), (60, fast | parity),
-              (60, size | successor | dict(steps=300)), (60, size | parity | dict(steps=200)),
-              method="window")
-    yield Row("ABC by its own rules, at width 61", "v1 Sec. 5, v2 App. D", "{} / {} / {} at 60",
-              "methods", (60, dict(task="successor", steps=1000)),
-              (60, dict(task="addition", steps=2000)), (60, dict(task="nx1", steps=2000)),
-              method="abc", rules="paper", width=61, n_head=8)
-    two = [dict(task="successor"), dict(task="addition")]
-    yield Row("RoPE: 100 / 100 at 6, 0 / 0 at 10", "v2 Table 1, App. C.2",
-              "{} / {} at 6, {} / {} at 10 with 1 + 6 layers; one of width 64 learns no addition",
-              "methods", *((n, config) for n in (6, 10) for config in two), method="rope", **deep)
-    yield Row("ALiBi: 1.3 / 0 at 6", "v2 Table 1", "`alibi` {} / {}, with 1 + 6 layers {} / {}, "
-              "at 10 {} / {}; the authors' `alibi-decoder` {} / {}, at 10 {} / {}", "methods",
-              *((n, config | dict(method=method, n_layer=None) | more) for n, method, more in (
-                  (6, "alibi", {}), (6, "alibi", deep), (10, "alibi", deep),
-                  (6, "alibi-decoder", {}), (10, "alibi-decoder", {})) for config in two))
-    yield Row("element-wise sums by `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20",
-              "Jelassi, Table 6", "{} / {} / {}; {} at 5", "encoders", (10,), (15,), (20,), (5,),
-              task="elementwise-addition", method="rpe-k", width=22, lr=0.002, even=None)
-    yield Row("sums modulo 100 by `rpe-kq`: 100 at 10; 101 and 128 are not learned",
-              "Jelassi, Sec. 4", "`encoder`: {} at 10, {} at 5; 101 and 128: {} and {}", "encoders",
-              (10, dict(modulus=None)), (5, dict(modulus=None)), (5, dict(modulus=101)),
-              (5, dict(modulus=128)), **modular)
-    yield Row("35 x 3 digits with 50 primed of 5,000", "Jelassi, Sec. 5.2", "n x 3 not learned; * "
-              "n x 1: {} at 7 with 500, {} without", "encoders",
-              (7, dict(prime=500, prime_lengths=[7])), (7, dict(finetune=500, stage="before")),
-              **digit)
-    yield Row("priming helps at the primed length alone", "Jelassi, Sec. 5.3",
-              "n x 1, 500 primed with 20: {} at 10, {} at 20, {} at 21", "encoders", (10,), (20,),
-              (21,), old=True, prime=500, prime_lengths=[20], **digit | dict(width=22))
-    yield Row("fine-tuning needs 1,000 examples and forgets", "Jelassi, Sec. 5.1",
-              "n x 1: {} at 7 with 1,000; {} of {} left at 5", "encoders",
-              (7, dict(finetune=1000)), (5, dict(finetune=1000)),
-              (5, dict(finetune=1000, stage="before")), old=True, **digit)
-    yield Row("a head finds consecutive integers once there is a dummy", "Pairs, Obs. 1 and 2",
-              "{} without, {} with", "pairs", (5, dict(dummy=False)),
-              (5, dict(dummy=True)), **head)
+def claims_of_others():
+    """-> rows of the table of claims, from Jelassi et al. and the pairs."""
+    sums = partial(share, "encoders", task="addition", method="rpe-k", steps=21_000, width=14)
+    yield row("sums, `rpe-k`: 100 / 99.9 at 6 / 10", "Jelassi, Table 1", "* {} / {}",
+              *map(sums, (6, 10)))
+    places = partial(share, "encoders", task="elementwise-addition", method="rpe-k", width=22,
+                     lr=0.002, even=None)
+    yield row("element-wise sums, `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20",
+              "Jelassi, Table 6", "{} / {} / {}", *map(places, (10, 15, 20)))
+    modular = partial(share, "encoders", task="modular-addition", optimizer="muon", steps=2200)
+    yield row("sums modulo 100, `rpe-kq`: 100 at 10; modulo 101, 128 not learned",
+              "Jelassi, Sec. 4", "`encoder`: {}, at 5 {}; 101, 128: {}, {}",
+              modular(10, modulus=None), *(modular(5, modulus=m) for m in (None, 101, 128)))
+    digit = partial(share, "encoders", task="multiplication", model="universal", method="rpe-k",
+                    second_digits=1, lr=0.002, dropout=0.0, steps=6000, n_train=5000)
+    yield row("priming by 50 of 5,000 gives 35 x 3 digits", "Jelassi, Sec. 5.2",
+              "n x 3 not learned; * 7 x 1: {} with 500, {} without",
+              digit(7, prime=500, prime_lengths=[7], width=9),
+              digit(7, "before", finetune=500, width=9))
+    yield row("priming helps at its length alone", "Jelassi, Sec. 5.3",
+              "* 500 of 20 x 1: {} at 10, {} at 20, {} at 21",
+              *(digit(n, prime=500, prime_lengths=[20], width=22) for n in (10, 20, 21)))
+    yield row("fine-tuning needs 1,000 and forgets", "Jelassi, Sec. 5.1",
+              "* 7 x 1: {} with 1,000; 5 x 1 falls to {} from {}", digit(7, finetune=1000, width=9),
+              digit(5, finetune=1000, width=9), digit(5, "before", finetune=1000, width=9))
+    head = partial(share, "pairs", 5, d_vocab=16, d_head=32, plant=0.0, steps=10_000)
+    yield row("one head finds consecutive integers given a dummy", "Pairs, Obs. 1 and 2",
+              "{} without, {} with", head(dummy=False), head(dummy=True))
     yield "| full-size runs at the papers' rates | all | **not run**: needs a GPU |"
 
 
+def sentences():
+    """-> what README's text says in numbers."""
+    rows = [row for r in read("abc") for row in r["tests"]["rows"]]
+    short, long = (max(row["n"] for row in rows if row["digits"] == n) for n in (100, 1000))
+    hard = {row["n"] for row in rows if row["set"] == "hard"}
+    yield f"n {short:,} a seed or all there are, {long} above 100 digits"
+    yield f'"hard": {min(hard)} to {max(hard)} questions'
+    minus, own = read("subtraction"), read("own")
+    yield f"[{sum(map(all_right, minus))} seeds of {len(minus)}]"
+    quiet = [r for r in read("times") if r["commit"] != "2381d0b" and not r["busy"]]
+    seconds = [median(r["seconds"] for r in quiet if r["task"] == task) for task in TASKS]
+    yield "these runs take {:.0f}, {:.0f}, {:.0f} and {:.0f} s".format(*seconds)
+    yield f"about {5 * round(seconds[0] / 5)} seconds"
+    yield f"{sum(r['exact'] for r in quiet)} of {len(quiet)} runs are exact"
+    short = sum(min(percents(r, 6) + percents(r, 60)) == 100 for r in zip(own))
+    yield (f"On {short} of {len(own)} seeds it has 1,000 of 1,000 at 6 to 60 digits, "
+           f"on {sum(map(all_right, own))} of them")
+
+
 def check(write):
-    """-> what README says otherwise; nothing when it is written there."""
+    """-> what README says otherwise; tables are no difference when they are written there."""
     text, wrong = README.read_text(encoding="utf-8"), []
-    for name, rows in (("abc", main_table()), ("claims", claims())):
+    for name, rows in (("abc", main_table()), ("claims", (*claims_of_abc(), *claims_of_others()))):
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         old, after = rest.split(end)
@@ -173,7 +182,8 @@ def check(write):
         text = before + start + new + end + after
     if write:
         README.write_text(text, encoding="utf-8")
-    return [] if write else wrong
+    missing = [f"missing: {words}" for words in sentences() if words not in text]
+    return missing if write else wrong + missing
 
 
 def main(argv=None):
@@ -182,8 +192,8 @@ def main(argv=None):
         print("claims: the only option is --write", file=sys.stderr)
         return 2
     wrong = check(bool(options))
-    print(*wrong, sep="\n", end="\n" * bool(wrong))
-    return 1 if wrong else 0
+    print("".join(f"{line}\n" for line in wrong), end="")
+    return bool(wrong)
 
 
 if __name__ == "__main__":
