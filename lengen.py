@@ -45,7 +45,7 @@ import torch.nn.functional as F
 
 INF = float("inf")
 
-# --------------------
+# ------------
 # 1. Tasks: digits in, tokens out
 # A digit's token is its value. Numbers are digits (B, W), the least significant first.
 
@@ -195,7 +195,7 @@ def draw_hard(task, length, B, base):
                      for y in (x, top - x + unit * (x > 0))]
     return TASKS[task].admit(*(torch.cat(parts) for parts in zip(*sets)))
 
-# --------------------
+# ------------
 # 2. Positions and biases: one pure function each
 # A bias is added to the scores: 0 is neutral, -inf closes. Rows are queries i, columns keys j.
 
@@ -210,10 +210,7 @@ def sinusoidal(positions, d_model):
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
     Source: Su et al. 2021, Eqs. 14 and 34."""
-    D = x.shape[-1]
-    pairs = torch.arange(0, D, 2, dtype=torch.float64)
-    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / D)  # (T, D / 2)
-    cos, sin = angles.cos().to(x), angles.sin().to(x)
+    sin, cos = sinusoidal(positions, x.shape[-1]).to(x).unflatten(1, (-1, 2)).unbind(2)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
 
@@ -257,7 +254,7 @@ def window_bias(w, T, S, cross=False, step=1):
         inside = (j <= i) & (j >= i - w)
     return torch.zeros(T, S).masked_fill(~inside, -INF)[None]
 
-# --------------------
+# ------------
 # 3. Attention
 
 class OpenKeys(NamedTuple):
@@ -288,6 +285,7 @@ class MultiHeadAttention(nn.Module):
         (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K); 0, not nan, in a row whose
         keys are all closed."""
         if isinstance(bias, OpenKeys):  # each query is a question of its own, without positions
+            assert not self.rotate and not self.relative
             near = memory[:, bias.columns.to(x.device)].flatten(0, 1)  # (B T, K, C)
             values = bias.values.to(x).transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)
             y, weights = self(x.flatten(0, 1)[:, None], near, values)
@@ -310,7 +308,7 @@ class MultiHeadAttention(nn.Module):
         y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
-# --------------------
+# ------------
 # 4. Transformer
 
 class Method(NamedTuple):
@@ -323,7 +321,7 @@ class Method(NamedTuple):
     bias: Callable = None
     rotate: Callable = None  # see MultiHeadAttention
     relative: str = ""  # relative table in every attention: "k" or "kq"
-    lines: bool = False  # bias by place: training varies the width
+    lines: bool = False  # bias by place: decoders, at several widths
     align: bool = False  # the source interleaves its two operands
     calibrated: bool = False  # the bias comes from a model trained before
 
@@ -402,7 +400,7 @@ class Config:
     task: str = option("what to learn", "successor", choices=TASKS)
     model: str = option("by default the task's first", None, choices=MODELS)
     method: str = option("positions and attention", ("abc", "rpe-k", "nope"), choices=METHODS)
-    preset: str = option("defaults of all else", "fast", choices=("fast", "paper"))
+    preset: str = option("defaults; paper: its norms, too", "fast", choices=("fast", "paper"))
     seed: int = option("of every random stream", 0, 0, 2 ** 32)
     precision: str = option("of products in training", "float32", choices=("float32", "bf16"))
     base: int = option("of the numbers", (10, NO, NO), 2, 10)
@@ -421,9 +419,9 @@ class Config:
     rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
     kappa_cross: float = option("drop-off: robust 0.3, paper 4.5", (None, NO, NO), -99, 99)
     kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
-    width: int = option("digits of every number", (None, None, NO), 1, 1000)
+    width: int = option("digits of every number", (None, None, NO), 1, 2000)
     lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
-    samples: int = option("questions a length", (1000, 1000, 10_000), 1, 10 ** 6)
+    samples: int = option("a length; seq2seq: a fifth above 100", (1000, 1000, 10_000), 1, 10 ** 6)
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", (NO, 5, NO), 1, 18)
     second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
@@ -431,7 +429,7 @@ class Config:
     even: bool = option("train on each length equally often", (NO, False, NO))
     n_train: int = option("first operands to train on", (NO, 5000, NO), 1, 10 ** 7)
     prime: int = option("long ones among them, for priming", (NO, 0, NO), 0)
-    prime_lengths: tuple = option("their digits (the longest tested)", (NO, None, NO))
+    prime_lengths: tuple = option("their digits (the longest tested)", (NO, None, NO), 1, 2000)
     finetune: int = option("long ones to train on afterwards", (NO, 0, NO), 0)
     # consecutive pairs, section 7
     d_vocab: int = option("integers", (NO, NO, 16), 4, 2 ** 16)
@@ -440,7 +438,7 @@ class Config:
     plant: float = option("share of places that are made pairs", (NO, NO, 0.0), 0, 1)
 
     def __post_init__(self):
-        _, *fields = dataclasses.fields(self)
+        _, *fields = dataclasses.fields(self)  # but for task
         self.task = self.task or "successor"
         if self.task not in TASKS:
             raise ValueError(f"--task: {self.task!r} is none of {', '.join(TASKS)}")
@@ -609,7 +607,7 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# --------------------
+# ------------
 # 5. Attention Bias Calibration
 # A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
 # Lines that stand out are kept, and continued at another size: block by block, since as numbers
@@ -660,7 +658,7 @@ def find_lines(attention, kappa, together, support, directions=(1, 0, -1), block
     def measure(lines):
         d = torch.stack([mean for *_, mean in lines], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        share = kappa * math.sqrt(len(lines) - 1) if together else kappa
+        share = kappa * math.sqrt(len(lines) - 1) if together else kappa  # sqrt: the largest z
         return d, (d - mu) / sigma, mu + share * sigma + 1e-5 * mu.abs()  # rounding
 
     for _, group in groupby(lines, lambda line: line[0]):
@@ -799,7 +797,7 @@ def calibrated_bias(config, lines):
         return keys if T > 100 else lay_out(keys, S)
     return bias
 
-# --------------------
+# ------------
 # 6. Training and evaluation
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
@@ -835,7 +833,7 @@ class Keep:
     def part(self, name, make):
         """The part of this name; made and kept if it is not there."""
         if name not in self.parts:
-            self.parts[name], self.current = make(), {}
+            self.parts[name] = make()
             self.save()
         return self.parts[name]
 
@@ -903,7 +901,7 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
     batch(share of steps) draws source (B, S), target (B, T + 1). rate(step, steps): share of the
     peak. curve: [step, loss, *check(model)] every 100 steps. Raises: RuntimeError."""
     device = next(model.parameters()).device
-    number, count = (int(os.environ.get(*x)) for x in (("RANK", 0), ("WORLD_SIZE", 1)))  # torchrun
+    number, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun
     now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
     with refused("what is kept of the run does not fit"):
         if name in keep.parts:
@@ -936,7 +934,9 @@ def train(model, batch, steps, rate, name, keep, report, check=lambda model: [])
                 keep.current = dict(now, name=name, model=model.state_dict(),
                                     optimizers=[x.state_dict() for x in optimizers])
                 keep.save()
+                told = time.perf_counter()  # saving takes time
     weights = {key: x.clone() for key, x in model.state_dict().items()}
+    keep.current = {}
     keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
 
 @torch.no_grad()
@@ -1038,14 +1038,14 @@ def learn(config, device, keep, report):
         model = stage("model", config, config.steps)
         return Run(model, keep.part("tests", tests))
     plain = dataclasses.replace(config, method="vanilla", rules=None, kappa_cross=None,
-                                kappa_self=None, retrain_steps=None, lengths=(6,))
+                                kappa_self=None, retrain_steps=None, lengths=(6,))  # not tested
     teacher = stage("teacher", plain, config.steps)
     attention = keep.part("attention", average)
     lines = calibrate(config, *attention)
     model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
-# --------------------
+# ------------
 # 7. Consecutive pairs: one attention head, read completely
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
 # holds its value - 1 or + 1. One layer and head, no feed-forward; and no positions, norm or
@@ -1096,7 +1096,7 @@ def learn_pairs(config, device, keep, report):
           lambda step, steps: 1.0, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
-# --------------------
+# ------------
 # 8. Encoders: one pass, relative positions, priming
 # Source: Jelassi. One pass over the question: answer digit t is read off at token t. Numbers
 # start with their most significant digit and are padded on the right, so digits of equal weight
@@ -1205,7 +1205,7 @@ def learn_encoder(config, device, keep, report):
         stage("finetune", config.finetune, config.finetune, config.retrain_steps)
     return Run(model, keep.part("tests", tests))
 
-# --------------------
+# ------------
 # 9. Command line
 
 LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}
@@ -1328,11 +1328,11 @@ def execute(keep, options):
     keep.write("result.json", json.dumps(record).encode())
     print(json.dumps(record) if "json" in options else summary(record), flush=True)
 
-def go_on(folder, options):
-    """--from: finish a run, or test a finished one, which changes nothing in its folder."""
-    config, parts, current = read_checkpoint(folder)
+def go_on(options):
+    """--from: finish a run, or test a finished one, whose folder stays as it is."""
+    config, parts, current = read_checkpoint(options["from"])
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
-    folder = None if "tests" in parts else folder
+    folder = None if Path(options["from"], "result.json").exists() else options["from"]
     for name in ("tests", "before") if changes else ():
         parts.pop(name, None)
     with refused(f"{options['from']!r} does not fit", (TypeError, AttributeError, LookupError)):
@@ -1365,7 +1365,7 @@ def run_command(options):
                            for name, entry in entries.items()), sep="\n")
         return 0
     if mode:
-        return answer(options) if mode == "ask" else go_on(options["from"], options)
+        return (answer if mode == "ask" else go_on)(options)
     fields = Config.__dataclass_fields__
     config = Config(**{name: x for name, x in options.items() if name in fields})
     if options.get("seeds", 1) < 1:

@@ -25,8 +25,7 @@ def read(file):
 
 def records(file, **config):
     """Records of a file whose config has these values. Raises: ValueError when there is none."""
-    found = [r for r in read(file)
-             if all(r["config"].get(name) == x for name, x in config.items())]
+    found = [r for r in read(file) if all(r["config"].get(x) == config[x] for x in config)]
     if not found:
         raise ValueError(f"{file}.jsonl has no record of {config}")
     return found
@@ -126,8 +125,8 @@ def claims_of_others():
               *map(sums, (6, 10)))
     places = partial(share, "encoders", task="elementwise-addition", method="rpe-k", width=22,
                      lr=0.002, even=None)
-    yield row("element-wise sums, `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20",
-              "Jelassi, Table 6", "{} / {} / {}", *map(places, (10, 15, 20)))
+    yield row("element-wise sums, `rpe-k`: 90.5 / 86.2 / 78.1 at 10 / 15 / 20", "Jelassi, Table 6",
+              "{} / {} / {}", *map(places, (10, 15, 20)))
     modular = partial(share, "encoders", task="modular-addition", optimizer="muon", steps=2200)
     yield row("sums modulo 100, `rpe-kq`: 100 at 10; modulo 101, 128 not learned",
               "Jelassi, Sec. 4", "`encoder`: {}, at 5 {}; 101, 128: {}, {}",
@@ -154,12 +153,13 @@ def sentences():
     """-> what README's text says in numbers."""
     rows = [row for r in read("abc") for row in r["tests"]["rows"]]
     short, long = (max(row["n"] for row in rows if row["digits"] == n) for n in (100, 1000))
-    hard = {row["n"] for row in rows if row["set"] == "hard"}
+    hard = [row["n"] for row in rows if row["set"] == "hard"]
     yield f"n {short:,} a seed or all there are, {long} above 100 digits"
     yield f'"hard": {min(hard)} to {max(hard)} questions'
     minus, own = read("subtraction"), read("own")
     yield f"[{sum(map(all_right, minus))} seeds of {len(minus)}]"
-    quiet = [r for r in read("times") if r["commit"] != "2381d0b" and not r["busy"]]
+    quiet = [r for r in read("times")
+             if r["commit"] != "2381d0b" and r["task"] in TASKS and not r["busy"]]
     seconds = [median(r["seconds"] for r in quiet if r["task"] == task) for task in TASKS]
     yield "these runs take {:.0f}, {:.0f}, {:.0f} and {:.0f} s".format(*seconds)
     yield f"about {5 * round(seconds[0] / 5)} seconds"
