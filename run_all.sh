@@ -21,7 +21,7 @@ deep="--n-encoder 1 --n-layer 6"
 methods=(
     "--task successor --steps 1500 --method rope --seed "{0..2}" $at"
     "--task "{successor,"addition --steps 2000 --lr 4e-3"}" --method "{vanilla,rope,alibi,rpe-k}" $deep $at"
-    "--task addition --lr 4e-3 --steps 1500 --method window-cyclic $deep $at"
+    "--task addition --lr 4e-3 --steps 1500 --method window-cyclic $deep $at --seed "{0..2}
     "--task "{"successor --steps 300","parity --steps 200"}" $size --seed "{0..2}
     "--task successor --steps 1000 --retrain-steps 350 $rules --seed "{0..2}
     "--task "{addition,nx1}" --steps 2000 --retrain-steps 1000 $rules"
@@ -33,7 +33,7 @@ for task in successor "addition --steps 2000 --lr 4e-3" "nx1 --steps 1200 --lr 4
 done
 for task in successor "addition --lr 4e-3" "nx1 --lr 4e-3 --batch 64" parity; do
     methods+=("--task $task --steps 1500 --method window"{,-cyclic,-nope}" --seed "{0..2}" $at")
-    methods+=("--task $task --steps 1500 --method window-nope $deep $at")
+    methods+=("--task $task --steps 1500 --method window-nope $deep $at --seed "{0..2})
 done
 sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
 modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12 --precision bf16"
