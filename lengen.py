@@ -285,7 +285,7 @@ class MultiHeadAttention(nn.Module):
         (B, T, C), weights (B, H, T, S), with OpenKeys (B T, H, 1, K); 0, not nan, in a row whose
         keys are all closed."""
         if isinstance(bias, OpenKeys):  # each query is a question of its own, without positions
-            assert not self.rotate and not self.relative
+            assert not self.rotate and not self.relative, "OpenKeys go without positions"
             near = memory[:, bias.columns.to(x.device)].flatten(0, 1)  # (B T, K, C)
             values = bias.values.to(x).transpose(0, 1)[:, :, None].repeat(len(x), 1, 1, 1)
             y, weights = self(x.flatten(0, 1)[:, None], near, values)
@@ -299,12 +299,9 @@ class MultiHeadAttention(nn.Module):
             both = k if self.relative == "kq" else None
             scores = scores + relative_scores(q, self.table, both, k.shape[2])
         scores = scores / math.sqrt(self.d_head)
-        if bias is None:
-            weights = scores.softmax(-1)
-        else:
-            bias = bias.to(scores)
-            closed = bias.isneginf().all(-1, keepdim=True)
-            weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
+        bias = scores.new_zeros(1) if bias is None else bias.to(scores)
+        closed = bias.isneginf().all(-1, keepdim=True)
+        weights = (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
         y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
@@ -699,8 +696,8 @@ def lay_out(keys, N):
     return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
 
 def fill_empty(bias, rules):
-    """Bias (H, M, N) with a 0 where a row has nothing open: by the paper's rules, which say so of
-    heads, at every key; else at column 0, which is the same at every length."""
+    """Bias (H, M, N), or values of OpenKeys, with a 0 where a row has nothing open: by the paper's
+    rules, which say so of heads, at every key; else at the first, the same at every length."""
     nothing = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
         nothing = nothing & (torch.arange(bias.shape[2]) == 0)
