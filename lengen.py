@@ -3,13 +3,13 @@
 
 A transformer trained on numbers of about 6 digits answers questions of 60 and of 1,000 digits
 exactly, once attention may only look where it looked on short numbers. This file trains it, finds
-those places (Attention Bias Calibration, ABC) and tests it, beside methods that fail.
+those places (Attention Bias Calibration, ABC) and tests it, beside other methods.
 
     python lengen.py --task successor --method abc        # train, calibrate, retrain, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
     python lengen.py --ask 123+748                        # ask the newest finished run
 
-Sections 1 to 6 are ABC; then come 7 consecutive pairs, 8 encoders, 9 command line.
+Sections 1 to 6 are ABC; then 7 consecutive pairs, 8 encoders, 9 command line.
 
 B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of
 an operand; attention is m x n at training length, M x N at another. Lengths count digits.
@@ -45,7 +45,7 @@ import torch.nn.functional as F
 
 INF = float("inf")
 
-# ------------
+# -----
 # 1. Tasks: digits in, tokens out
 # A digit's token is its value. Numbers are digits (B, W), the least significant first.
 
@@ -157,7 +157,8 @@ def question_width(task, digits, base=10):
     base = spec.base or base
     top = to_digits(torch.tensor([LIMIT - 1]), 24, base)
     largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
-    return int(max(map(n_digits, (top, carry(spec.columns(*largest), base)))))
+    answer = carry(spec.columns(*largest), base)
+    return int(max(n_digits(top), n_digits(answer)))
 
 def split_numbers(seed):
     """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: without
@@ -195,7 +196,7 @@ def draw_hard(task, length, B, base):
                      for y in (x, top - x + unit * (x > 0))]
     return TASKS[task].admit(*(torch.cat(parts) for parts in zip(*sets)))
 
-# ------------
+# -----
 # 2. Positions and biases: one pure function each
 # A bias is added to the scores: 0 is neutral, -inf closes. Rows are queries i, columns keys j.
 
@@ -254,7 +255,7 @@ def window_bias(w, T, S, cross=False, step=1):
         inside = (j <= i) & (j >= i - w)
     return torch.zeros(T, S).masked_fill(~inside, -INF)[None]
 
-# ------------
+# -----
 # 3. Attention
 
 class OpenKeys(NamedTuple):
@@ -305,7 +306,7 @@ class MultiHeadAttention(nn.Module):
         y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
-# ------------
+# -----
 # 4. Transformer
 
 class Method(NamedTuple):
@@ -397,7 +398,7 @@ class Config:
     task: str = option("what to learn", "successor", choices=TASKS)
     model: str = option("by default the task's first", None, choices=MODELS)
     method: str = option("positions and attention", ("abc", "rpe-k", "nope"), choices=METHODS)
-    preset: str = option("defaults; paper: its norms, too", "fast", choices=("fast", "paper"))
+    preset: str = option("defaults, norms and embeddings", "fast", choices=("fast", "paper"))
     seed: int = option("of every random stream", 0, 0, 2 ** 32)
     precision: str = option("of products in training", "float32", choices=("float32", "bf16"))
     base: int = option("of the numbers", (10, NO, NO), 2, 10)
@@ -418,7 +419,8 @@ class Config:
     kappa_self: float = option("drop-off: robust 0.5, paper 0.87", (None, NO, NO), -99, 99)
     width: int = option("digits of every number", (None, None, NO), 1, 2000)
     lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
-    samples: int = option("a length; seq2seq: a fifth above 100", (1000, 1000, 10_000), 1, 10 ** 6)
+    samples: int = option("questions a length; seq2seq above 100 a fifth",
+                          (1000, 1000, 10_000), 1, 10 ** 6)
     # encoders, section 8
     train_digits: int = option("digits of training numbers, at most", (NO, 5, NO), 1, 18)
     second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
@@ -604,7 +606,7 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# ------------
+# -----
 # 5. Attention Bias Calibration
 # A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
 # Lines that stand out are kept, and continued at another size: block by block, since as numbers
@@ -794,7 +796,7 @@ def calibrated_bias(config, lines):
         return keys if T > 100 else lay_out(keys, S)
     return bias
 
-# ------------
+# -----
 # 6. Training and evaluation
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
 # done; to resume or to load a run is to run it with these parts there.
@@ -1013,7 +1015,7 @@ def learn(config, device, keep, report):
     def stage(name, config, steps, bias=None):
         seed_by_name(config.seed, name)
         model = Transformer(config, bias).to(device)
-        if config.rules == "robust":  # retraining
+        if config.rules == "robust":  # retraining; a teacher has none
             model.load_state_dict(teacher.state_dict())
         tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
         check = lambda model: [float(tokens(model).all(1).float().mean())]
@@ -1042,7 +1044,7 @@ def learn(config, device, keep, report):
     model = stage("model", config, config.retrain_steps, calibrated_bias(config, lines))
     return Run(model, keep.part("tests", tests), teacher, attention, lines)
 
-# ------------
+# -----
 # 7. Consecutive pairs: one attention head, read completely
 # Source: Pairs. Tokens are integers 0 .. V - 1; a token's label is 1 where the sequence also
 # holds its value - 1 or + 1. One layer and head, no feed-forward; and no positions, norm or
@@ -1093,7 +1095,7 @@ def learn_pairs(config, device, keep, report):
           lambda step, steps: 1.0, "model", keep, report)
     return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
 
-# ------------
+# -----
 # 8. Encoders: one pass, relative positions, priming
 # Source: Jelassi. One pass over the question: answer digit t is read off at token t. Numbers
 # start with their most significant digit and are padded on the right, so digits of equal weight
@@ -1202,7 +1204,7 @@ def learn_encoder(config, device, keep, report):
         stage("finetune", config.finetune, config.finetune, config.retrain_steps)
     return Run(model, keep.part("tests", tests))
 
-# ------------
+# -----
 # 9. Command line
 
 LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
-# ./run_all.sh full    the tables' runs, but those marked as of earlier versions: many hours
+# ./run_all.sh full    README's runs, but rows marked * and n x 3: many hours
 # ./run_all.sh check   25 kills, 10,000 digits, two processes
 #
 # A line of the lists has the options of runs; braces stand for all of their values. Records go to

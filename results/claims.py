@@ -145,7 +145,7 @@ def claims_of_others():
               digit(5, finetune=1000, width=9), digit(5, "before", finetune=1000, width=9))
     head = partial(share, "pairs", 5, d_vocab=16, d_head=32, plant=0.0, steps=10_000)
     yield row("a head finds consecutive pairs with a dummy: 100; without 46", "Pairs, Obs. 1, 2",
-              "{}; {}", head(dummy=True), head(dummy=False))
+              "* {}; {}", head(dummy=True), head(dummy=False))
     yield "| full-size runs at the papers' rates | all | **not run**: needs a GPU |"
 
 

@@ -31,11 +31,11 @@ def interleaved(rounds, *calls):
     return [median(times[1:]) for times in taken]
 
 
-def time_to_exact(seed):
-    """-> rows (what, seconds, None) of a run of successor, a process of its own."""
-    with tempfile.TemporaryDirectory() as out, L.refused("the run failed"):
+def time_to_exact(seed, folder):
+    """-> rows (what, seconds, None) of a run of successor into a folder, a process of its own."""
+    with L.refused("the run failed"):
         start, command = time.perf_counter(), [sys.executable, L.__file__, "--task=successor"]
-        command += [f"--seed={seed}", "--quiet", "--json", f"--out={out}/run"]
+        command += [f"--seed={seed}", "--quiet", "--json", f"--out={folder}"]
         record = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
         whole = time.perf_counter() - start
     parts = record["train"] | {"tests": record["tests"]}
@@ -142,18 +142,18 @@ def evaluation(model, source, target, rounds):
 def decoding(model, source, target, rounds):
     """-> seconds of an answer, passes it took."""
     passes = []
-    hook = model.norm.register_forward_hook(lambda *_: passes.append(1))
-    [taken] = interleaved(rounds, lambda: L.generate(model, source, target.shape[1] - 1))
-    hook.remove()
+    with model.norm.register_forward_hook(lambda *_: passes.append(1)):
+        [taken] = interleaved(rounds, lambda: L.generate(model, source, target.shape[1] - 1))
     return taken, len(passes) // (rounds + 1)
 
 
 def measure(quick, seed, trained):
     """-> rows (what, seconds, None or its ratio to what it stands under)."""
-    model, config = L.load(trained)[:2] if trained else synthetic()
+    with tempfile.TemporaryDirectory() as out:
+        yield from () if quick else time_to_exact(seed, f"{out}/run")
+        model, config = L.load(trained or f"{out}/run")[:2] if trained or not quick else synthetic()
     if config.kind != "seq2seq":
         raise ValueError("--from: only encoder-decoders answer digit by digit")
-    yield from () if quick else time_to_exact(seed)
     ours, theirs, floor = training_step(10 if quick else 200)
     yield "a step of training, default model", ours, None
     yield "- with torch.nn.TransformerDecoderLayer", theirs, theirs / ours
@@ -176,7 +176,7 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the run of successor")
-    parser.add_argument("--from", dest="trained", metavar="DIR", help="the model that answers")
+    parser.add_argument("--from", dest="trained", metavar="DIR", help="what answers, else that run")
     try:
         options = parser.parse_args(argv)
         L.pick_device(L.Config(), "cpu")                     # sets the threads
