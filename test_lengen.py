@@ -191,38 +191,44 @@ def test_split_is_seven_to_one():
 @pytest.mark.parametrize("task", ANSWERING)
 def test_test_numbers_have_exactly_their_length(task, length):
     base = L.TASKS[task].base or 10
-    number, *more = L.draw_test(task, length, 5000, base)
-    numbers, low = integers(number, base), base ** (length - 1)
-    assert len(numbers) == min(base ** length - low, 5000) and number.shape[1] == length
-    assert all(low <= n < base ** length for n in numbers) and len(set(numbers)) > 4 or length < 3
-    assert all(set(digits[:, 0].tolist()) == {*range(base)} for digits in more if length > 2)
+    low, number = base ** (length - 1), "number"
+    exist = math.prod(base ** length - low if kind == number else base
+                      for kind in L.TASKS[task].operands)
+    operands = L.draw_test(task, length, 5000, base)
+    questions = {*zip(*[integers(a, base) for a in operands])}
+    assert len(operands[0]) == len(questions) == min(exist, 5000)          # each once
+    for kind, values in zip(L.TASKS[task].operands, zip(*questions)):
+        smallest, greatest = (low, base ** length) if kind == number else (0, base)
+        assert all(smallest <= n < greatest for n in values)
+        assert kind == number or {*values} == {*range(base)}
 
 @pytest.mark.parametrize("base, length", [(4, 60), (10, 4), (10, 60)])
 @pytest.mark.parametrize("task", ANSWERING)
-def test_hard_questions_have_every_kind_of_number_in_every_place(task, base, length):
+def test_hard_questions_come_in_runs(task, base, length):
+    """Distinct; with long runs of zeros and of the highest digit, short numbers, ties, and sums
+    that carry through most of their digits."""
     spec = L.TASKS[task]
     base = spec.base or base
-    top, low, half = base ** length - 1, base ** (length // 2), -(-base // 2)
-    digits = lambda n: [*map(int, in_base(n, base, length))]
-    kinds = dict(zero=lambda n: n == 0, one=lambda n: n == 1, top=lambda n: n == top,
-                 first=lambda n: n == base ** (length - 1), short=lambda n: n < base ** 3,
-                 nines=lambda n: n % low == low - 1, low=lambda n: max(digits(n)) < half,
-                 high=lambda n: min(digits(n)) >= base - half, random=lambda n: n <= top)
-    single = dict(zero=kinds["zero"], one=kinds["one"], top=lambda n: n == base - 1,
-                  random=lambda n: n < base)
-    pairs = dict(same=lambda n, x: n == x, rest=lambda n, x: n + x == top + (x % base > 0))
-    operands = L.draw_hard(task, length, 3, base)
-    questions, width = [*zip(*[integers(a, base) for a in operands])], length + spec.headroom
-    wanted = itertools.product(*[(single if kind == "digit" else kinds).values()
-                                 for kind in spec.operands])
-    for found in wanted:                                     # three of every combination
-        assert sum(all(is_it(n) for is_it, n in zip(found, x)) for x in questions) >= 3
-    if spec.operands == ("number", "number"):
-        for is_it in pairs.values():
-            assert sum(is_it(b, a) for a, b in questions) >= 3 * len(kinds)
+    operands = L.draw_hard(task, length, 500, base)
+    questions = [*zip(*[integers(a, base) for a in operands])]
+    exist = math.prod(base ** length if kind == "number" else base for kind in spec.operands)
+    assert len({*questions}) == len(questions) == min(500, exist)
+    numbers = [[in_base(n, base, length) for n in values]
+               for kind, values in zip(spec.operands, zip(*questions)) if kind == "number"]
+    for texts in numbers:
+        half = length // 2
+        for digit in ("0", str(base - 1)):
+            assert sum(digit * half in text for text in texts) >= min(20, exist / 8)
+        assert sum(text[:half] == "0" * half for text in texts) >= min(10, exist / 8)
+    for first, second in itertools.combinations(numbers, 2):
+        tie = [sum(x == y for x, y in zip(*pair)) for pair in zip(first, second)]
+        nines = [sum(int(x) + int(y) == base - 1 for x, y in zip(*pair))
+                 for pair in zip(first, second)]
+        assert max(tie[1:]) >= length - 1 and max(nines) >= length - 1
+    width = length + spec.headroom
     source, target = L.arrange(task, L.pad(task, operands, width), base)
-    for *texts, numbers in zip(map(L.decode, source), map(L.decode, target), questions):
-        assert tuple(texts) == written(task, width, base, *numbers)
+    for *texts, values in zip(map(L.decode, source), map(L.decode, target), questions):
+        assert tuple(texts) == written(task, width, base, *values)
 
 def test_a_new_task_is_one_entry(monkeypatch):
     """README's subtraction: a sign in VOCAB, columns that borrow, operands put into order."""
@@ -470,7 +476,7 @@ def test_decoding_equals_the_greedy_loop(double, method):
 # ---- 5. Calibration: Eqs. 1 and 2 of v1, written as loops over every element
 ON_LINE = {1: lambda i, j, n: j - i, 0: lambda i, j, n: j, -1: lambda i, j, n: (n - 1 - j) - i}
 
-def literal_abc(attention, M, N, directions, kappa, together):
+def literal_abc(attention, M, N, directions, kappa, of_largest):
     """Attention (H, m, n) -> bias (H, M, N), element by element in Python's floats."""
     (H, m, n), bias = attention.shape, torch.full((len(attention), M, N), -INF)
     for h in range(H):
@@ -480,11 +486,10 @@ def literal_abc(attention, M, N, directions, kappa, together):
         d = {l: np.mean(x) for l, x in elements.items()}
         for i, j, direction in itertools.product(range(M), range(N), directions):
             l = direction, ON_LINE[direction](i, j, N)
-            own = [x for (way, _), x in d.items() if way == direction]
-            groups = (own, [*d.values()]) if together else (own,)
-            if l in d and all(d[l] > np.mean(x) + kappa * np.std(x) * (
-                    (len(x) - 1) ** 0.5 if together else 1) for x in groups):
-                bias[h, i, j] = max(bias[h, i, j], d[l] - max(groups[-1]))
+            x = [mean for (way, _), mean in d.items() if way == direction]
+            unit = np.std(x) * ((len(x) - 1) ** 0.5 if of_largest else 1)
+            if l in d and d[l] > np.mean(x) + kappa * unit:
+                bias[h, i, j] = max(bias[h, i, j], d[l] - max(x))
     bias[bias.isneginf().all(2)] = 0                         # nothing to say of these rows
     return bias
 
@@ -492,8 +497,8 @@ def literal_abc(attention, M, N, directions, kappa, together):
 @pytest.mark.parametrize("kappa", [-9.0, 0.2, 0.5, 1.5, 99.0])
 def test_abc_equals_the_loops_of_the_paper(double, directions, kappa):
     attention = torch.rand(2, 5, 7).square()
-    for (M, N), together in itertools.product([(5, 7), (9, 16), (12, 8), (4, 5)], (False, True)):
-        rule = dict(directions=directions, kappa=kappa, together=together)
+    for (M, N), of_largest in itertools.product([(5, 7), (9, 16), (12, 8), (4, 5)], (False, True)):
+        rule = dict(directions=directions, kappa=kappa, of_largest=of_largest)
         found = L.abc_bias(attention, M, N, "paper", **rule)
         torch.testing.assert_close(found, literal_abc(attention, M, N, **rule))
 
@@ -501,17 +506,13 @@ def planted(m, n, direction, offset, strength=0.9):  # attention (1, m, n)
     on = [[ON_LINE[direction](i, j, n) == offset for j in range(n)] for i in range(m)]
     return torch.where(torch.tensor(on), strength, 0.01)[None]
 
-def test_support_and_directions_together():
-    """A corner's mean is high by chance; so is a diagonal's beside others, not beside a column's."""
-    find = lambda a, **rule: {x[1:4:2] for x in L.find_lines(a, **dict(
-        kappa=0.3, together=True, support=0, directions=(0, -1)) | rule)}
-    uniform, column = torch.ones(1, 62, 62).tril() / torch.arange(1, 63)[:, None], planted(8, 8, 0, 2)
-    assert (-1, 61) in find(uniform, directions=(-1,), kappa=0.5)
-    assert find(uniform, directions=(-1,), kappa=-99, support=0.5) == {
-        (-1, offset) for offset in range(-30, 31)}
-    column[0, range(8), range(7, -1, -1)] += 0.02
-    assert find(column, support=0.8) == {(0, 2)}
-    assert find(column, support=0.8, together=False) == {(0, 2), (-1, 0)}
+def test_support():
+    """Under uniform causal attention the mean of a corner is high by chance."""
+    uniform = torch.ones(1, 62, 62).tril() / torch.arange(1, 63)[:, None]
+    rule = dict(of_largest=True, directions=(-1,))
+    find = lambda **more: {line.offset for line in L.find_lines(uniform, **rule, **more)}
+    assert 61 in find(kappa=0.5, support=0)
+    assert find(kappa=-99, support=0.5) == {*range(-30, 31)}
 
 def test_blocks_continue_each_operand_by_itself():
     """`$dd|+dd|&` to `$dddd|+dddd|&`: row i reads digit i of both numbers, right to left."""
@@ -595,7 +596,7 @@ def test_attention_is_averaged_over_right_examples_alone(double):
     with pytest.raises(RuntimeError, match="no example"):
         L.collect_attention(model, source[2:5], target[2:5])
 
-def test_rules_of_a_calibration():
+def test_rules_of_a_calibration(monkeypatch):
     """Of rows that training fills. Robust: layers, blocks, directions of their own; paper: not."""
     T, S = 11, 23                                            # of `$...+...&` at width 10
     own, cross = torch.full((2, 2, T, T), 0.01), torch.full((2, 2, T, S), 0.01)
@@ -606,21 +607,138 @@ def test_rules_of_a_calibration():
     cross[1, 0] += planted(T, S, 1, 3)[0]
     cross[1, 1, :, [5, 11]] += 0.9                           # inside a number, and its marker
     config = small(task="addition", method="abc", width=10)
-    find = lambda **more: {(x.layer, x.attention, x.head, x.direction, x.block, x.offset) for x in
-                           L.calibrate(dataclasses.replace(config, **more), own, cross)}
+    find = lambda kappa=0.5, **more: {
+        (x.layer, x.attention, x.head, x.direction, x.block, x.offset)
+        for x in L.calibrate(dataclasses.replace(config, **more), own, cross, kappa)}
     assert find() >= {(0, "self", 0, 1, 0, -1), (0, "cross", 1, -1, 1, 2), (1, "cross", 1, 0, 1, 0)}
     assert {x[1:4:2] for x in find()} == {("self", 1), ("cross", 0), ("cross", -1)}
     assert not any(x[:3] == (0, "self", 1) for x in find())
     assert {x[4:] for x in find() if x[3] == 0} == {(1, 0)}
-    assert not find(kappa_self=9, kappa_cross=9)
+    assert not find(kappa=1.01)
     for maps in (own[:1], cross), (own, cross[:, :1]), (own, cross / 0):
         with pytest.raises(ValueError, match="this model's"):
             L.calibrate(config, *maps)
-    paper = find(rules="paper", kappa_self=2, kappa_cross=3)
+    monkeypatch.setattr(L, "PAPER_KAPPA", {"self": 2, "cross": 3})
+    paper = find(rules="paper")
     assert paper >= {(1, "self", 1, -1, 0, -3), (1, "cross", 0, 1, 0, 3), (1, "cross", 1, 0, 0, 5),
                      (1, "cross", 1, 0, 0, 11)} and {x[0] for x in paper} == {1}
 
-# ---- 6. Training and evaluation: torch's optimizers by hand, interrupted runs, damaged files
+# ---- 6. Proof: what a row sees, written out in Python; every short question, one by one
+PROVABLE = [task for task in ANSWERING if task != "parity-label"]
+
+def deciding(task):
+    """Two heads; each looks at a place and at the one below it, of every number."""
+    numbers = L.TASKS[task].operands.count("number")
+    lines = [L.Line(head, 1, 0, 0, 0.0, 3.0, 0, "self") for head in (0, 1)]
+    for block in range(numbers):
+        lines += [L.Line(head, -1, block, -head, -0.1 * block, 3.0, 0, "cross") for head in (0, 1)]
+    if "digit" in L.TASKS[task].operands:
+        lines.append(L.Line(0, 0, numbers, 1, -0.3, 3.0, 0, "cross"))
+    return lines
+
+def views(config, lines, source, target):
+    """-> of each question, of each row the token before it, and sorted (token, bias) of each head."""
+    T, S = target.shape[1] - 1, source.shape[1]
+    dense = []
+    for kind, tokens, N, blocks in (("self", target, T, [T]),
+                                    ("cross", source, S, L.column_blocks(config.task, S)[0])):
+        bias = draw_lines([x for x in lines if x.attention == kind], config.n_head, T, blocks)
+        if kind == "self":
+            bias = bias.masked_fill(torch.ones(T, T).triu(1) > 0, -INF)
+        bias[..., 0][bias.isneginf().all(2)] = 0
+        dense.append([[[(j, round(x, 6)) for j, x in enumerate(row) if x > -INF] for row in head]
+                      for head in bias.tolist()])
+    found = []
+    for s, t in zip(source.tolist(), target.tolist()):
+        found.append([(t[row], *(tuple(sorted((tokens[j], x) for j, x in head[row]))
+                                 for tokens, heads in zip((t, s), dense) for head in heads))
+                      for row in range(T)])
+    return found
+
+@pytest.mark.parametrize("task", PROVABLE)
+def test_long_questions_see_enumerated_windows_alone(task):
+    config, lines = small(task=task, method="abc", base=L.TASKS[task].base or 4, n_layer=1,
+                          n_encoder=0), deciding(task)
+    windows, known, draws = L.enumerate_windows(config, lines), set(), (L.draw_test, L.draw_hard)
+    assert windows.same == ""
+    for source, target in windows.questions:
+        for view in views(config, lines, source, target):
+            known.update(view)
+    assert len(known) == len(windows.codes)                  # all are told apart, none twice
+    for length, draw_some in itertools.product((8, 20, 60), draws):
+        for view in views(config, lines, *L.draw_questions(config, draw_some, length, 60)):
+            assert not {*view} - known
+    for gone in range(2, len(lines)):                        # of the lines of cross-attention
+        fewer = lines[:gone] + lines[gone + 1:]
+        windows = L.enumerate_windows(config, fewer)
+        if windows.same == "":                               # one is enough
+            assert task == "parity" and lines[gone].offset == -1
+            continue
+        *pair, _ = re.findall(r"[0-9][0-9+*]*", windows.same.partition(" look")[0]) + [""]
+        texts = [L.example(task, *question.split(L.TASKS[task].sign or None), base=config.base,
+                           width=config.widths[0]) for question in pair]
+        source, target = (torch.stack([*map(L.encode, column)]) for column in zip(*texts))
+        answers = defaultdict(set)
+        for view, text in zip(views(config, fewer, source, target), target.tolist()):
+            for row, seen in enumerate(view):
+                answers[seen].add(text[row + 1])
+        assert max(map(len, answers.values())) == 2, windows.same
+
+def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
+    """The larger of two numbers depends on digits above; a row that sees two places cannot know."""
+    def larger(a, b):
+        last = (torch.arange(1, a.shape[1] + 1) * (a != b)).argmax(1, keepdim=True)
+        return torch.where(a.gather(1, last) < b.gather(1, last), b, a)
+    task = L.Task("the larger", larger, ("number", "number"), "+")
+    monkeypatch.setattr(L, "TASKS", {**L.TASKS, "larger": task})
+    config = small(task="larger", method="abc", n_layer=1, n_encoder=0, base=4)
+    assert L.enumerate_windows(config, deciding("addition")).same
+    monkeypatch.setattr(L, "calibrate", lambda *given: deciding("addition"))
+    with pytest.raises(RuntimeError, match="no lines decide the answer: [0-3+]+ and [0-3+]+ look"):
+        next(L.deciding_lines(config, ()))
+
+def test_the_verdict_is_that_of_every_short_question(finished):
+    """All numbers of three digits, one by one, with one weight after the other spoiled."""
+    (model, config, run), verdicts = L.load(finished[0]), Counter()
+    windows = L.enumerate_windows(config, run.lines)
+    texts = [written("successor", 7, 10, n) for n in range(1000)]
+    source = torch.stack([L.encode(question) for question, _ in texts])
+    assert run.proof["proved"] and run.proof["margin"] == L.prove(model, windows)[0] > L.MARGIN
+    for weight, change in [(0, 0.0), *((digit, x) for digit in range(10) for x in (0.1, 9.0))]:
+        with torch.no_grad():
+            model.embedding.weight[weight, 5] += change
+        margin, wrong = L.prove(model, windows, enough=-INF)
+        answers = [*map(L.decode, greedy(model, source, 8))]
+        exact = all(ours == theirs for ours, (_, theirs) in zip(answers, texts))
+        assert exact == (not wrong) and (margin > 0) == exact
+        verdicts[exact] += 1
+        for question in wrong[:5]:
+            assert L.ask(model, config, question) != str(int(question) + 1)
+        with torch.no_grad():
+            model.embedding.weight[weight, 5] -= change
+    assert min(verdicts.values()) >= 3, verdicts
+
+def test_attempts_end_with_a_proof_or_say_why(monkeypatch):
+    """The teacher's weights, a new model, the lines of the next kappa; the first proof ends it."""
+    maps, looks = (torch.rand(1, 2, 8, 8),) * 2, []
+    monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
+    monkeypatch.setattr(L, "deciding_lines", lambda *given: iter(
+        (kappa, deciding("successor"), windows, "") for kappa in (0.8, 0.6, 0.4)))
+    config = small(task="successor", method="abc", n_layer=1, n_encoder=0, retrain_steps=60)
+    windows = L.enumerate_windows(config, deciding("successor"))
+    for right, steps, failures in ((1, 50, 0), (4, 75, 1), (99, 120, 3)):   # the look that proves
+        looks.clear()
+        monkeypatch.setattr(L, "prove", lambda model, windows, enough=0: (looks.append(model), (
+            9.0, []) if len(looks) == right else (-1.0, ["12"]))[1])
+        keep = L.Keep(config)
+        proof = L.learn(config, CPU, keep, L.silent).proof
+        failed = [name for name in keep.parts if "attempt" in name]
+        assert keep.parts["model"]["steps"] == steps and len(failed) == failures
+        assert proof["attempt"] == failures + 1 and proof["proved"] == (right < 99)
+        assert proof["kappa"] == (0.8 if failures < 2 else 0.6)
+        assert proof["why"] == ("" if right < 99 else "1 questions are wrong, such as 12")
+
+# ---- 7. Training and evaluation: torch's optimizers by hand, interrupted runs, damaged files
 def spy_on_steps(monkeypatch):
     """Steps as (model, source, target) from now on, and each model as before its first step."""
     def step(model, optimizers, source, target, *more):
@@ -844,7 +962,7 @@ def test_files_that_are_no_checkpoint_cost_one_line(runs, command, tmp_path):
             after = L.load("bad")[0].state_dict()
             assert all(torch.equal(x, after[key]) for key, x in before.items())
 
-# ---- 7. Consecutive pairs: labels by brute force, shares counted, the head as one formula
+# ---- 8. Consecutive pairs: labels by brute force, shares counted, the head as one formula
 @pytest.mark.parametrize("dummy", [False, True])
 @pytest.mark.parametrize("d_vocab, plant, share", [(16, 0, 0.39), (256, 0, 0.03), (256, 0.5, 0.42)])
 def test_labels_say_whether_a_neighbour_is_there(d_vocab, plant, share, dummy):
@@ -871,7 +989,7 @@ def test_the_head_is_one_formula(double, dummy):
     torch.testing.assert_close(model(source, target[:, :-1]), expected)
     assert (z > 3).all() and model.embedding.weight.shape == (16 + dummy, 8)
 
-# ---- 8. Encoders: Python's integers, Jelassi's example, nn.TransformerEncoder
+# ---- 9. Encoders: Python's integers, Jelassi's example, nn.TransformerEncoder
 def encoder_text(task, a, b, width, modulus):
     """Question and answer of two Python integers."""
     sign, long = L.TASKS[task].sign, max(len(str(a)), len(str(b)))
@@ -936,15 +1054,15 @@ def test_even_numbers_have_every_length_equally_often():
         lengths = Counter(len(str(n)) for n in integers(numbers, 10))
         assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
 
-# ---- 9. Command line: exit codes, one line for bad input, every option from its own limits
+# ---- 10. Command line: exit codes, one line for bad input, every option from its own limits
 BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optimizer sgd|--steps 1.5
 --precision fp8|--steps x|--lengths 6,x|--lengths ,|--lengths 10000000000|--samples 1e3|--seeds 0
 --steps|--json=1|--seeds x|--device gpu|--foo|--tas addition|--width 3|--clip 4|--prime 5
 --size base|--dummy|--even|--plant 0.5|--modulus 5|--d-head 4|--finetune 3|--ask|--from nowhere
---kappa-self 1 --method vanilla|--kappa-cross 1 --method nope|--rules paper --method rope|--n-head 3
+--rules paper --method rope|--n-head 3
 --list --json|--json --ask 1|--model head --task addition|--model encoder --task successor
 --model seq2seq --task multiplication|--n-layer 2 {E}|--base 7 {E}|--prime 9 --n-train 5 {E}
---prime-lengths 7 {E}|--width 3 {E}|--rules paper {E}|--size tiny {E}|--kappa-cross 1 {E}
+--prime-lengths 7 {E}|--width 3 {E}|--rules paper {E}|--size tiny {E}
 --n-head 3 {E}|--method window {E}|--n-layer 2 {H}|--dropout 0.1 {H}|--width 9 {H}|--base 3 {H}
 --clip 3 {H}|--n-head 2 {H}|--n-head 4 --d-model 36 --method rope|--base 7 --task parity
 --optimizer adam {H}|--preset paper {H}|--modulus 7 {E}|--second-digits 2 {E}
