@@ -343,7 +343,7 @@ def test_open_keys_are_the_dense_bias(double):
         dense[h, i, columns[i, key]] = values[h, i, key]
     output, weights = ours(x, memory, L.OpenKeys(columns, values))
     torch.testing.assert_close(output, ours(x, memory, dense)[0])
-    assert weights.shape == (3 * T, H, 1, K)
+    assert weights.shape == (3, H, T, K)
 
 # ---- 4. Transformer: nn.TransformerEncoderLayer and DecoderLayer, and a greedy loop
 def some_lines(config):
