@@ -3,16 +3,21 @@
 
 A transformer trained on numbers of about 6 digits answers questions of 60 and of 1,000 digits
 exactly, once attention may only look where it looked on short numbers. This file trains it, finds
-those places (Attention Bias Calibration, ABC) and tests it, beside other methods.
+those places (Attention Bias Calibration, ABC), proves that the result is exact at every length, and
+tests it, beside other methods.
 
-    python lengen.py --task successor --method abc        # train, calibrate, retrain, test
+    python lengen.py --task successor --method abc        # train, calibrate, retrain, prove, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
     python lengen.py --ask 123+748                        # ask the newest finished run
+    python lengen.py --task addition --help               # its options
 
-Sections 1 to 7 are ABC; then 8 consecutive pairs, 9 encoders, 10 command line.
+Sections 1 to 7 are ABC, to be read in this order: tasks, positions and biases, attention, the
+transformer, calibration, proof, training. 8 (consecutive pairs) and 9 (encoders) are systems of
+their own, 10 is the command line.
 
-B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W digits of
-an operand; attention is m x n at training length, M x N at another. Lengths count digits.
+Letters: B batch, T queries, S keys, H heads, D width of a head, C = H * D width of the model,
+V vocabulary, W digits of a number. Attention is m x n at training length and M x N at another.
+Lengths count digits. `Source:` says where a thing comes from, `Differs:` where it departs from it.
 
 v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
 Transformers, 2023. v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach
@@ -28,23 +33,29 @@ import io
 import itertools
 import json
 import math
+import operator
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
 import zipfile
-from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Callable, NamedTuple
-from unittest import mock
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 INF = float("inf")
+
+class BadInput(ValueError):
+    """Something that the user can mend. On the command line: one line and exit code 2."""
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on. On the command line: one line and exit code 1."""
 
 # -----
 # 1. Tasks: digits in, tokens out
@@ -59,113 +70,125 @@ def encode(text):
     return torch.tensor([VOCAB.index(symbol) for symbol in text], dtype=torch.int64)
 
 def decode(tokens):
+    """(T,) tokens -> string."""
     return "".join(VOCAB[token] for token in tokens)
 
 def carry(columns, base):
     """Column sums (B, W), least significant first -> digits (B, W). Negative columns borrow.
-    Raises: ValueError when the last column carries or borrows."""
-    digits, rest = [], torch.zeros_like(columns[:, 0])
+    Raises: BadInput when the last column carries or borrows."""
+    digits, rest = [], 0
     for column in columns.unbind(1):
         digits.append((column + rest) % base)
         rest = (column + rest) // base  # rounds down: -1 borrows
     if rest.any():
-        raise ValueError(f"the answer does not fit the width {columns.shape[1]}")
+        raise BadInput(f"the answer does not fit the width {columns.shape[1]}")
     return torch.stack(digits, 1)
 
 def product(a, b):
     """Digits a (B, W), b (B, K) -> the lowest column sums (B, W) of a * b."""
     W = a.shape[1]
-    return sum(F.pad(a * digit[:, None], (k, 0))[:, :W] for k, digit in enumerate(b.unbind(1)))
+    columns = torch.zeros_like(a)
+    for k, digit in enumerate(b.unbind(1)):
+        columns = columns + F.pad(a * digit[:, None], (k, 0))[:, :W]
+    return columns
+
+def as_drawn(*operands):
+    return operands
 
 class Task(NamedTuple):
-    """A task is one entry of TASKS, and its sign a symbol of VOCAB; all else follows."""
+    """A task of encoder-decoders is one entry of TASKS, and its sign a symbol of VOCAB. Widths,
+    draws, tests, proof and --ask follow."""
     about: str
-    columns: Callable  # operands (B, W) -> column sums; `carry` makes them the answer
-    operands: tuple = ("number",)  # and maybe "number", "digit" or "short" (--second-digits)
-    sign: str = ""  # stands before the second operand
-    headroom: int = 1  # digits that answers may gain; 0: --ask shows the last alone
-    base: int = None  # None: any from 2 to 10
-    admit: Callable = None  # operands drawn -> operands that have an answer; None: all have
-    recipe: tuple = (600, 300, 64, 6e-3)  # steps of training and retraining, batch, rate
-    models: tuple = ("seq2seq",)  # kinds of models that learn it
-    modular: bool = False  # encoders: the answer is a remainder of --modulus
+    columns: Callable  # operands (B, W) -> column sums (B, W); `carry` makes them the answer
+    operands: tuple = ("number",)  # each a "number" of W digits or one "digit"
+    sign: str = ""  # stands before each further operand
+    base: int = 10
+    headroom: int = 1  # zeros in front of the numbers, where answers may be longer
+    admit: Callable = as_drawn  # operands drawn -> operands that have an answer
+    last_alone: bool = False  # --ask shows only the digit written last
+    steps: int = 600  # of the first training
+    retrain_steps: int = 300  # of retraining, at most
+    batch: int = 64
+    lr: float = 6e-3
 
 TASKS = {
+    # $0129& -> $0310&: 129 + 1 = 130, written from the last digit on
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
-                      recipe=(350, 350, 32, 4e-3)),
-    "addition": Task("a + b", lambda a, b: a + b, ("number", "number"), "+",
-                     models=("seq2seq", "universal", "encoder")),
+                      steps=350, retrain_steps=350, batch=32, lr=4e-3),
+    # $0123+0748& -> $1780&: 123 + 748 = 871
+    "addition": Task("a + b", operator.add, ("number", "number"), "+"),
+    # $0123*7& -> $1680&: 123 * 7 = 861
     "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                recipe=(600, 450, 128, 8e-3)),
-    "parity": Task("running xor of the bits, last bit first",
-                   lambda a: a.cumsum(1) % 2, headroom=0, base=2, recipe=(300, 200, 32, 6e-3)),
+                retrain_steps=450, batch=128, lr=8e-3),
+    # $1011& -> $1001&: of the last bit, the last two, ...; the last digit written is the parity
+    "parity": Task("running xor of the bits, last bit first", lambda a: a.cumsum(1) % 2,
+                   base=2, headroom=0, last_alone=True, steps=300, retrain_steps=200, batch=32),
+    # $1011& -> $1&
     "parity-label": Task("parity in one digit, without the scratchpad",
-                         lambda a: a.sum(1, keepdim=True) % 2, headroom=0, base=2),
+                         lambda a: a.sum(1, keepdim=True) % 2, base=2, headroom=0,
+                         last_alone=True),
 }
 
-def admitted(task, *operands):
-    """Operands drawn -> operands of questions that have an answer."""
-    admit = TASKS[task].admit
-    return admit(*operands) if admit else operands
-
 def pad(task, operands, width):
-    """Operands, their numbers padded with zeros to `width` digits."""
-    return [a if kind == "digit" else F.pad(a, (0, width - a.shape[1]))
-            for a, kind in zip(operands, TASKS[task].operands)]
+    """Operands, their numbers padded with zeros in front to `width` digits."""
+    padded = []
+    for kind, digits in zip(TASKS[task].operands, operands):
+        room = width - digits.shape[1] if kind == "number" else 0
+        padded.append(F.pad(digits, (0, room)))
+    return padded
 
-def arrange(task, operands, base=10, align=False):
+def arrange(task, operands, align=False):
     """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens.
 
     `$0123+0748&` has the most significant digit first, its answer `$1780&` the least, as carries
-    run. align: interleaved, `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1 and C.4 (align).
+    run. align: two operands interleaved, `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1 and
+    C.4 (align). Raises: BadInput where an answer does not fit.
     """
     spec = TASKS[task]
-    answer = carry(spec.columns(*operands), base)
-    mark = lambda text: encode(text).expand(len(answer), -1)
-    body = [a.flip(1) for a in operands]
+    answer = carry(spec.columns(*operands), spec.base)
+    sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
+    first, *others = [digits.flip(1) for digits in operands]
+    question = [first]
+    for other in others:
+        question += [sign, other]
     if align:
-        body = [mark(spec.sign), torch.stack(torch.broadcast_tensors(*body), 2).flatten(1)]
-    else:
-        body.insert(1, mark(spec.sign))
-    source = torch.cat([mark(START), *body, mark(END)], 1)
-    return source, torch.cat([mark(START), answer, mark(END)], 1)
+        question = [sign, torch.stack(torch.broadcast_tensors(*question[::2]), 2).flatten(1)]
+    return torch.cat([start, *question, end], 1), torch.cat([start, answer, end], 1)
 
-def example(task, *operands, width=None, base=10, align=False):
+def example(task, *operands, width=None, align=False):
     """One worked example: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
-    By default wide enough for every answer. Raises: ValueError outside the task."""
+    By default wide enough for every answer. Raises: BadInput outside the task."""
     spec = TASKS.get(task)
-    if not spec or "seq2seq" not in spec.models or not 2 <= base <= 10:
-        raise ValueError(f"no task {task!r} in base {base}")
-    base, width = spec.base or base, width or max(map(len, operands), default=0) + spec.headroom
-    fits = [set(text) <= set(VOCAB[:base]) and 1 <= len(text) <= (1 if kind == "digit" else width)
-            for text, kind in zip(operands, spec.operands)]
-    if len(operands) != len(spec.operands) or not all(fits):
-        raise ValueError(f"{operands} is no {' and '.join(spec.operands)} in base {base}")
-    digits = pad(task, [encode(text).flip(0)[None] for text in operands], width)
-    if not all(map(torch.equal, admitted(task, *digits), digits)):
-        raise ValueError(f"{task} is {spec.about}")
-    source, target = arrange(task, digits, base, align)
+    if not spec or len(operands) != len(spec.operands):
+        raise BadInput(f"{' '.join(operands)} is no question of {task}")
+    width, digits = width or max(map(len, operands)) + spec.headroom, []
+    for kind, text in zip(spec.operands, operands):
+        most = width if kind == "number" else 1
+        if not 1 <= len(text) <= most or set(text) - set(VOCAB[:spec.base]):
+            raise BadInput(f"{text!r} is no {kind} of 1 to {most} digits in base {spec.base}")
+        digits.append(encode(text).flip(0)[None])
+    digits = pad(task, digits, width)
+    if not all(map(torch.equal, spec.admit(*digits), digits)):
+        raise BadInput(f"{task} is {spec.about}")
+    source, target = arrange(task, digits, align)
     return decode(source[0]), decode(target[0])
 
-def to_digits(numbers, width, base):
-    """(B,) integers >= 0 -> digits (B, width). Raises: ValueError."""
+def to_digits(numbers, width, base=10):
+    """(B,) integers >= 0 -> digits (B, width). Raises: BadInput where they do not fit."""
     return carry(F.pad(numbers[:, None], (0, width - 1)), base)
 
 def n_digits(a):
     """Digits (B, W) -> how many, without zeros in front (B,), at least 1."""
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
-def question_width(task, digits, base=10):
-    """Width of numbers of so many digits with room for an answer; digits=0: of training numbers."""
+def training_width(task):
+    """Width of training numbers: room for the largest and for its answer."""
     spec = TASKS[task]
-    if digits:
-        return digits + spec.headroom
-    base = spec.base or base
-    top = to_digits(torch.tensor([LIMIT - 1]), 24, base)
+    top = to_digits(torch.tensor([LIMIT - 1]), 24, spec.base)
     top = top[:, :int(n_digits(top)) + spec.headroom]
-    largest = [top if kind == "number" else top[:, :1] * 0 + base - 1 for kind in spec.operands]
-    answer = carry(spec.columns(*largest), base)
-    return int(max(n_digits(top), n_digits(answer)))
+    digit = torch.full((1, 1), spec.base - 1)
+    largest = [top if kind == "number" else digit for kind in spec.operands]
+    return int(max(n_digits(top), n_digits(carry(spec.columns(*largest), spec.base))))
 
 def split_numbers(seed):
     """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: without
@@ -178,51 +201,59 @@ def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step), so that no draw depends on another."""
     torch.manual_seed(random.Random(repr(names)).getrandbits(63))
 
-def draw(task, B, base, number):
-    """Operands for B questions; number() draws digits (B, W), single digits are uniform."""
-    return admitted(task, *[torch.randint(base, (B, 1)) if kind == "digit" else number()
-                            for kind in TASKS[task].operands])
+def draw(task, B, draw_number):
+    """Operands for B questions: draw_number() draws digits (B, W), single digits are uniform."""
+    spec, operands = TASKS[task], []
+    for kind in spec.operands:
+        digit = torch.randint(spec.base, (B, 1))
+        operands.append(draw_number() if kind == "number" else digit)
+    return spec.admit(*operands)
 
 def distinct(draw_some, B):
-    """Up to B distinct questions: draw_some() draws operands of B; 20 draws find all of few."""
+    """Up to B distinct questions, from draws of about B operands each. Where fewer exist, 20 draws
+    find all of them."""
     found = {}
     for _ in range(20):
-        operands = draw_some()
-        for question in torch.cat(operands, 1).tolist():
-            found[tuple(question)] = True
-        if len(found) >= B:
-            break
-    sizes = [a.shape[1] for a in operands]
+        if len(found) < B:
+            operands = draw_some()
+            found |= dict.fromkeys(map(tuple, torch.cat(operands, 1).tolist()))
+    sizes = [digits.shape[1] for digits in operands]
     return torch.tensor(list(found)[:B]).split(sizes, 1)
 
-def draw_test(task, length, samples, base):
+def draw_test(task, length, samples):
     """Operands of `samples` distinct questions, or of all there are, whose numbers have exactly
     `length` digits. Source: v1, Sec. 3.3."""
+    base = TASKS[task].base
+
     def number():
         digits = torch.randint(base, (samples, length))
         digits[:, -1] = torch.randint(1, base, (samples,))  # no zero in front
         return digits
-    return distinct(lambda: draw(task, samples, base, number), samples)
 
-def draw_hard(task, length, samples, base):
-    """Operands of distinct questions that are rare among random ones. Digits come in runs, in the
-    same places for all numbers: a run is all zeros, all of the highest digit or random; of a second
-    number also the first's digits again, or what they lack of the highest. So carries run far,
-    numbers are short, and numbers tie."""
+    return distinct(lambda: draw(task, samples, number), samples)
+
+def draw_hard(task, length, samples):
+    """Operands of distinct questions that are rare among random ones, of up to `length` digits.
+
+    Digits come in runs, in the same places for all numbers. A run is all zeros, all of the highest
+    digit, or random; of a second number also the first's digits again, or what they lack of the
+    highest. So carries run far, numbers are short, and numbers tie."""
+    spec = TASKS[task]
+
     def some():
-        often = length ** -torch.rand(samples, 1)  # of how many places one begins a run
-        run = (torch.rand(samples, length) < often).cumsum(1)
+        often = length ** -torch.rand(samples, 1)  # the share of places where a run begins
+        run = (torch.rand(samples, length) < often).cumsum(1)  # number of the run
         operands = []
-        for kind in TASKS[task].operands:
-            digits = torch.randint(base, (samples, length))
-            if kind == "number":
-                kinds = [digits * 0, digits * 0 + base - 1, digits]
-                for first in operands[:1]:
-                    kinds += [first, base - 1 - first]
-                pick = torch.randint(len(kinds), (samples, length + 1)).gather(1, run)
-                digits = torch.stack(kinds, 2).gather(2, pick[:, :, None])[:, :, 0]
-            operands.append(digits[:, :1] if kind == "digit" else digits)
-        return admitted(task, *operands)
+        for kind in spec.operands:
+            digits = torch.randint(spec.base, (samples, length))
+            kinds = [digits, 0 * digits, 0 * digits + spec.base - 1]
+            for first in operands[:1]:
+                kinds += [first, spec.base - 1 - first]
+            pick = torch.randint(len(kinds), (samples, length + 1)).gather(1, run)
+            mixed = torch.stack(kinds).gather(0, pick[None])[0]
+            operands.append(mixed if kind == "number" else digits[:, :1])
+        return spec.admit(*operands)
+
     return distinct(some, samples)
 
 # -----
@@ -242,7 +273,8 @@ def rope(x, positions):
     Source: Su et al. 2021, Eqs. 14 and 34."""
     sin, cos = sinusoidal(positions, x.shape[-1]).to(x).unflatten(1, (-1, 2)).unbind(2)
     even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    turned = [even * cos - odd * sin, even * sin + odd * cos]
+    return torch.stack(turned, -1).flatten(-2)
 
 def relative_scores(q, table, k=None, S=None):
     """q_i . a_ij, and with k also k_j . a_ij, where a_ij = table[clip(j - i, -K, K) + K]: q (B, H,
@@ -288,13 +320,16 @@ def window_bias(w, T, S, cross=False, step=1):
 # 3. Attention
 
 class OpenKeys(NamedTuple):
-    """A bias that is nearly everywhere -inf, without the matrix: query i may see only K keys."""
+    """A bias that is nearly everywhere -inf, without its matrix: row i may see K keys alone. A
+    dense matrix is faster on short numbers; of 10,000 digits it would fill the memory."""
     columns: torch.Tensor  # (T, K)
     values: torch.Tensor  # (H, T, K), added to their scores
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over keys; 0, not nan, in a row whose keys are all closed."""
-    bias = scores.new_zeros(1) if bias is None else bias.to(scores)
+    if bias is None:
+        return scores.softmax(-1)
+    bias = bias.to(scores)
     closed = bias.isneginf().all(-1, keepdim=True)
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
@@ -306,34 +341,36 @@ class MultiHeadAttention(nn.Module):
     Sec. 3.2; bias: v2, App. C.4.
     """
     def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
-                 d_head=None, d_out=None):
+                 d_head=None):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head or d_model // n_head
         self.relative, self.rotate = relative, rotate
-        self.q, self.k, self.v = (nn.Linear(d_model, n_head * self.d_head) for _ in range(3))
-        self.out = nn.Linear(n_head * self.d_head, d_out or d_model)
+        inner = n_head * self.d_head
+        self.q, self.k, self.v = (nn.Linear(d_model, inner) for _ in range(3))
+        self.out = nn.Linear(inner, d_model)
         self.dropout = nn.Dropout(dropout)
         if relative:
             self.table = nn.Parameter(torch.randn(2 * clip + 1, self.d_head) / self.d_head ** 0.5)
 
+    def heads(self, y):
+        """(B, T, H * D) -> (B, H, T, D)"""
+        return y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
+
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or OpenKeys -> output
-        (B, T, C), weights (B, H, T, S), with OpenKeys (B, H, T, K); 0, not nan, in a row whose keys
-        are all closed."""
-        heads = lambda y: y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
-        q, k, v = heads(self.q(x)), heads(self.k(memory)), heads(self.v(memory))  # (B, H, ., D)
+        (B, T, C), weights (B, H, T, S), with OpenKeys (B, H, T, K)."""
+        q, k, v = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
         if isinstance(bias, OpenKeys):
             y, weights = self.attend_to_open_keys(q, k, v, bias)
-            return self.out(y.transpose(1, 2).flatten(2)), weights
-        if self.rotate:
-            q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
-        scores = q @ k.transpose(2, 3)  # (B, H, T, S)
-        if self.relative:
-            both = k if self.relative == "kq" else None
-            scores = scores + relative_scores(q, self.table, both, k.shape[2])
-        scores = scores / math.sqrt(self.d_head)
-        weights = masked_softmax(scores, bias)
-        y = self.dropout(weights) @ v  # (B, H, T, D)
+        else:
+            if self.rotate:
+                q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
+            scores = q @ k.transpose(2, 3)  # (B, H, T, S)
+            if self.relative:
+                keys = k if self.relative == "kq" else None
+                scores = scores + relative_scores(q, self.table, keys, k.shape[2])
+            weights = masked_softmax(scores / math.sqrt(self.d_head), bias)
+            y = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
     def attend_to_open_keys(self, q, k, v, bias):
@@ -349,28 +386,18 @@ class MultiHeadAttention(nn.Module):
 
 # -----
 # 4. Transformer
+# Positions are functions (config, side, T) -> (T, C), added to the embeddings of the "source" or
+# "target". Biases are functions (config, layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None,
+# added to the scores of "encoder", "self" or "cross" attention. Where something is learned, a class
+# of modules stands in place of the function; it is made from config and called with the rest.
 
-class Method(NamedTuple):
-    """A method is one entry of METHODS; it names functions, or learned modules.
-    position: config -> function (side, T) -> (T, C), added to the embeddings of the "source" or
-    "target". bias: config -> function (layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None,
-    added to the scores; kind is "encoder", "self" or "cross"."""
-    about: str
-    position: Callable = None
-    bias: Callable = None
-    rotate: Callable = None  # see MultiHeadAttention
-    relative: str = ""  # relative table in every attention: "k" or "kq"
-    lines: bool = False  # bias by place: decoders, at several widths
-    align: bool = False  # the source interleaves its two operands
-    calibrated: bool = False  # the bias comes from a model trained before
+def sinusoids(config, side, T):
+    return sinusoidal(torch.arange(T), config.d_model)
 
-def sinusoids(config, period=None):
-    """Sinusoids of the position, or modulo a period (v2, App. C.4; but sources from their end)."""
-    @functools.lru_cache(maxsize=64)
-    def at(side, T):
-        index = torch.arange(T).flip(0) if period and side == "source" else torch.arange(T)
-        return sinusoidal(index % (period or T), config.d_model)
-    return at
+def cyclic_sinusoids(config, side, T):
+    """Position index modulo 3. Source: v2, App. C.4. Differs: sources count from their end."""
+    index = torch.arange(T)
+    return sinusoidal((index.flip(0) if side == "source" else index) % 3, config.d_model)
 
 class LearnedPositions(nn.Embedding):
     """A learned vector for each of 4,096 positions."""
@@ -381,201 +408,208 @@ class LearnedPositions(nn.Embedding):
     def forward(self, side, T):
         return self.weight[:T]
 
-def window(config, w=1):
-    step = 2 if config.align else 1
-    return lambda layer, kind, T, S: (
-        None if kind == "encoder" else window_bias(w, T, S, kind == "cross", step))
+def window(config, layer, kind, T, S):
+    if kind != "encoder":
+        return window_bias(1, T, S, kind == "cross", 2 if config.align else 1)
 
-def alibi(config, kinds=("encoder", "self", "cross")):
-    return lambda layer, kind, T, S: alibi_bias(config.n_head, T, S) if kind in kinds else None
+def alibi(config, layer, kind, T, S):
+    return alibi_bias(config.n_head, T, S)
 
-WINDOW = dict(bias=window, lines=True, align=True)
+def alibi_of_decoder(config, layer, kind, T, S):
+    if kind == "self":
+        return alibi_bias(config.n_head, T, S)
+
+class Method(NamedTuple):
+    """A method is one entry of METHODS."""
+    about: str
+    position: Callable = None
+    bias: Callable = None
+    rotate: Callable = None  # see MultiHeadAttention
+    relative: str = ""  # relative table in every attention: "k" or "kq"
+    clip: int = 16  # its offsets, -clip to clip
+    by_place: bool = False  # the bias opens places: for decoders, trained at several widths
+    align: bool = False  # the source interleaves its two operands
+    calibrated: bool = False  # the bias comes from a model trained before
+
+WINDOW = dict(bias=window, by_place=True, align=True)
 METHODS = {
     "vanilla": Method("sinusoids on the embeddings", sinusoids),
     "nope": Method("no positions (Kazemnejad et al. 2023)"),
     "ape": Method("learned positions on the embeddings (Gehring et al. 2017)", LearnedPositions),
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
-                            sinusoids, lambda config: alibi(config, ("self",))),
+                            sinusoids, alibi_of_decoder),
     "rope": Method("rotated queries and keys, every attention", rotate=rope),
     "rpe-k": Method("relative table for keys, every attention", relative="k"),
     "rpe-kq": Method("relative table for keys and queries", relative="kq"),
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, **WINDOW),
-    "window-cyclic": Method("the same, position index modulo 3 (v2, +T)",
-                            lambda config: sinusoids(config, period=3), **WINDOW),
+    "window-cyclic": Method("the same, position index modulo 3 (v2, +T)", cyclic_sinusoids,
+                            **WINDOW),
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", **WINDOW),
-    "abc": Method("bias calibrated on a vanilla model, no positions", lines=True, calibrated=True),
+    "abc": Method("bias calibrated on a vanilla model, no positions", by_place=True,
+                  calibrated=True),
 }
 
-MODELS = {"seq2seq": "encoder-decoder (ABC)", "universal": "encoder of one shared layer (Jelassi)",
-          "encoder": "encoder (Jelassi)", "head": "one attention head (Pairs)"}
-KINDS = ("seq2seq", "encoder", "head")
-NO = "no effect"  # in place of a default: not an option of this kind
-SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
-         "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
-# v2, App. B and D, batch and steps on sums of the authors' code, retraining a tenth; Jelassi,
-# Sec. 2.2, 15,000 epochs of 5,000 examples.
-PAPER = {
-    "seq2seq": dict(n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3, optimizer="adam",
-                    lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000, rules="paper",
-                    width=61, samples=10_000),
-    "encoder": dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
-                    lengths=(5, 6, 10, 15, 20))}
+class System(NamedTuple):
+    """A kind of model; sections 7 to 9 each add theirs."""
+    about: str
+    tasks: dict
+    options: type
+    learn: Callable  # makes the parts of a Run that are not there
+    model: type  # made from its options
 
-def option(help, usual, low=1, high=10 ** 9, choices=None):
-    """A field of Config; its checks, its place on the command line and its help come from it.
-    usual: default of each of KINDS, or one of all; None where other options decide."""
-    usual = dict(zip(KINDS, usual if type(usual) is tuple else (usual,) * 3))
-    meta = dict(help=help, usual=usual, low=low, high=high, choices=choices)
-    return dataclasses.field(default=None, metadata=meta)
+SYSTEMS = {}
 
 def flag(name):
+    """Name of an option -> as it is on the command line."""
     return "--" + name.replace("_", "-")
 
 @dataclasses.dataclass
-class Config:
-    """All that a run depends on; what is not given comes from preset, model and task, what has no
-    effect is None. Raises: ValueError naming the option."""
-    task: str = option("what to learn", "successor", choices=TASKS)
-    model: str = option("by default the task's first", None, choices=MODELS)
-    method: str = option("positions and attention", ("abc", "rpe-k", "nope"), choices=METHODS)
-    preset: str = option("defaults, norms and embeddings", "fast", choices=("fast", "paper"))
-    seed: int = option("of every random stream", 0, 0, 2 ** 32)
-    precision: str = option("of products in training", "float32", choices=("float32", "bf16"))
-    base: int = option("of the numbers", (10, NO, NO), 2, 10)
-    size: str = option("of encoders", (NO, "small", NO), choices=SIZES)
-    n_encoder: int = option("encoder layers or rounds", (0, None, NO), 0, 100)
-    n_layer: int = option("decoder layers", (1, NO, NO), 1, 100)
-    n_head: int = option("attention heads", (4, None, NO))
-    d_model: int = option("width", (64, None, 128), 1, 8192)
-    dropout: float = option("probability", (0.0, 0.1, NO), 0, 0.99)
-    clip: int = option("relative offsets, -clip to clip", (16, None, NO))
-    optimizer: str = option("of layers", ("muon", "adam", NO), choices=("muon", "adam"))
-    lr: float = option("peak learning rate", (None, 1e-3, 1e-4), 1e-12, 10)
-    batch: int = option("examples a step", (None, 64, 1000), 1, 10 ** 5)
-    steps: int = option("of the first training", (None, 2000, 10_000))
-    retrain_steps: int = option("of retraining or fine-tuning", (None, 1000, NO))
-    rules: str = option("of calibration", ("robust", NO, NO), choices=("robust", "paper"))
-    width: int = option("digits of every number", (None, None, NO), 1, 2000)
-    lengths: tuple = option("digits tested", ((6, 10, 20, 60), (5, 6, 10), (5,)), 1, 10 ** 5)
-    samples: int = option("questions a length; seq2seq above 100 a fifth",
-                          (1000, 1000, 10_000), 1, 10 ** 6)
-    # encoders, section 9
-    train_digits: int = option("digits of training numbers, at most", (NO, 5, NO), 1, 18)
-    second_digits: int = option("products: digits of the second operand", (NO, 3, NO), 1, 18)
-    modulus: int = option("of modular tasks", (NO, 100, NO), 2)
-    even: bool = option("train on each length equally often", (NO, False, NO))
-    n_train: int = option("first operands to train on", (NO, 5000, NO), 1, 10 ** 7)
-    prime: int = option("long ones among them, for priming", (NO, 0, NO), 0)
-    prime_lengths: tuple = option("their digits (the longest tested)", (NO, None, NO), 1, 2000)
-    finetune: int = option("long ones to train on afterwards", (NO, 0, NO), 0)
-    # consecutive pairs, section 8
-    d_vocab: int = option("integers", (NO, NO, 16), 4, 2 ** 16)
-    d_head: int = option("width of queries and keys", (NO, NO, 32), 1, 8192)
-    dummy: bool = option("a dummy token before each sequence", (NO, NO, False))
-    plant: float = option("share of places that are made pairs", (NO, NO, 0.0), 0, 1)
+class Options:
+    """All that a run depends on; each system adds its own, and their comments are their help.
+    Raises: BadInput naming the option."""
+    task: str = "successor"  # what to learn
+    model: str = ""  # what learns it; by default the task's first
+    preset: str = "fast"  # defaults, norms and embeddings
+    seed: int = 0  # of every random stream
+    samples: int = 1000  # questions a length; above 100 digits a fifth
+
+    paper = {}  # what preset "paper" changes
+    choices = dict(preset=("fast", "paper"))
+    most = {}  # of numbers, where it is not 10^9; the least is 1, or 0 where that is the default
 
     def __post_init__(self):
-        _, *fields = dataclasses.fields(self)  # but for task
-        self.task = self.task or "successor"
-        if self.task not in TASKS:
-            raise ValueError(f"--task: {self.task!r} is none of {', '.join(TASKS)}")
-        spec = TASKS[self.task]
-        self.model = self.model or spec.models[0]
-        if self.model not in spec.models:
-            raise ValueError(f"--model: {self.task} is learned by {', '.join(spec.models)}")
-        self.kind = "encoder" if self.model == "universal" else self.model
-        usual = {field.name: field.metadata["usual"][self.kind] for field in fields}
-        if self.preset == "paper":
-            if self.kind not in PAPER:
-                raise ValueError(f"--preset: not for {self.model}")
-            usual |= PAPER[self.kind]
-        elif self.kind == "seq2seq":
-            usual |= zip(("steps", "retrain_steps", "batch", "lr"), spec.recipe)
-        usual["base"] = spec.base or usual["base"]
-        if self.kind == "encoder":
-            size = SIZES.get(self.size or usual["size"], ())
-            usual |= zip(("n_encoder", "d_model", "n_head"), size)
-        method = METHODS.get(self.method or usual["method"], METHODS["nope"])
-        for name, used in (("clip", method.relative), ("rules", method.calibrated),
-                           ("retrain_steps", method.calibrated or self.finetune),
-                           ("modulus", spec.modular), ("second_digits", "short" in spec.operands)):
-            usual[name] = usual[name] if used else NO
-        for field in fields:
-            name, meta, value = flag(field.name), field.metadata, getattr(self, field.name)
-            low, high, choices = meta["low"], meta["high"], meta["choices"]
-            numbers = value if field.type is tuple else (value,)
-            if value is None:
-                setattr(self, field.name, None if usual[field.name] == NO else usual[field.name])
-            elif usual[field.name] == NO:
-                raise ValueError(f"{name}: {NO} on {self.task}, {self.model}, {self.method}")
-            elif choices and value not in choices:
-                raise ValueError(f"{name}: {value!r} is none of {', '.join(choices)}")
-            elif field.type not in (str, bool) and not all(low <= n <= high for n in numbers):
-                raise ValueError(f"{name}: {value} is not between {low} and {high}")
-        self.settle(spec, method)
+        self.settle()
+        for field in dataclasses.fields(self):
+            name, value = field.name, getattr(self, field.name)
+            choices = self.choices.get(name, [value])
+            if value not in choices:
+                raise BadInput(f"{flag(name)}: {value!r} is none of {', '.join(choices)}")
+            if field.type in (int, float, tuple):
+                least = 1 if field.default and field.type is not float else 0
+                for number in value if field.type is tuple else [value]:
+                    if not least <= number <= self.most.get(name, 10 ** 9):
+                        raise BadInput(f"{flag(name)}: {number} is out of its limits")
 
-    def settle(self, spec, method):
-        """Values and checks that follow from several options."""
-        decoder = method.lines or self.method == "alibi-decoder"
-        if decoder and self.kind != "seq2seq" or self.kind == "head" and self.method != "nope":
-            raise ValueError(f"--method: {self.method} does not go with --model {self.model}")
-        self.align = method.align and len(spec.operands) == 2
-        needed = 0
-        if self.kind == "seq2seq":
-            if self.base != (spec.base or self.base):
-                raise ValueError(f"--base: {self.task} has {spec.base}")
-            needed = question_width(self.task, 0, self.base)
-            # At one width END always comes in the same row; nine teach that the source says where.
-            first, last = (self.width or needed), (self.width or needed + 8 * method.lines)
-            self.widths = range(first, last + 1)
-        elif self.kind == "encoder":
-            if self.prime or self.finetune:
-                self.prime_lengths = self.prime_lengths or (max(self.lengths),)
-            elif self.prime_lengths:
-                raise ValueError("--prime-lengths: goes with --prime or --finetune")
-            if self.prime > self.n_train:
-                raise ValueError(f"--prime: {self.prime} of {self.n_train} examples")
-            needed = max(*self.lengths, *self.prime_lengths or (), self.train_digits,
-                         self.second_digits or 0, len(str((self.modulus or 1) - 1)))
-            self.width = self.width or max(needed, 20)  # Jelassi's for sums
-            self.clip = self.clip or (2 * self.width if method.relative else None)
-        if self.width and self.width < needed:
-            raise ValueError(f"--width: {self.width} is too narrow; {needed} digits are needed")
-        if self.rules != "robust" and max(self.lengths) > 2000:
-            raise ValueError("--lengths: above 2,000 digits only abc, robust")
-        parts = (self.n_head or 1) * (2 if method.rotate else 1)  # RoPE rotates pairs
+    def settle(self):
+        """Values that follow from others, and checks of several."""
+
+    def without_effect(self):
+        """Names of options that change nothing beside the others."""
+        return set()
+
+    def given(self):
+        """Options that have an effect, as a dict from which `Config` makes them again."""
+        values = dataclasses.asdict(self)
+        return {name: values[name] for name in values if name not in self.without_effect()}
+
+    def check_heads(self):
+        parts = self.n_head * (2 if METHODS[self.method].rotate else 1)  # RoPE rotates pairs
         if self.d_model % parts:
-            raise ValueError(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
+            raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
+
+def Config(task="successor", model="", preset="fast", **given):
+    """Options of a run, of the class that goes with the model. Raises: BadInput."""
+    models = [name for name, system in SYSTEMS.items() if task in system.tasks]
+    if not models:
+        raise BadInput(f"--task: {task!r} is none of those of --list")
+    model = model or models[0]
+    if model not in models:
+        raise BadInput(f"--model: {task} is learned by {', '.join(models)}")
+    kind = SYSTEMS[model].options
+    values = (kind.paper if preset == "paper" else {}) | given
+    for name in values:
+        if name not in kind.__dataclass_fields__:
+            raise BadInput(f"{flag(name)}: not an option of {task}, {model}")
+    config = kind(task, model, preset, **values)
+    for name in given:
+        if name in config.without_effect():
+            raise BadInput(f"{flag(name)}: no effect beside the other options")
+    return config
+
+@dataclasses.dataclass
+class Seq2SeqOptions(Options):
+    """Options of encoder-decoders. The task decides those that are 0 here."""
+    method: str = "abc"  # positions and attention
+    rules: str = "robust"  # of calibration
+    n_encoder: int = 0  # encoder layers
+    n_layer: int = 1  # decoder layers
+    n_head: int = 4  # attention heads
+    d_model: int = 64  # width of the model
+    dropout: float = 0.0  # probability
+    optimizer: str = "muon"  # of layers
+    lr: float = 0.0  # peak learning rate
+    batch: int = 0  # examples a step
+    steps: int = 0  # of the first training
+    retrain_steps: int = 0  # of retraining, at most
+    width: int = 0  # digits of every number; 0: as many as are needed
+    lengths: tuple = (6, 10, 20, 60)  # digits tested
+
+    choices = Options.choices | dict(method=METHODS, rules=("robust", "paper"),
+                                     optimizer=("muon", "adam"))
+    most = dict(dropout=0.99, width=2000)
+    # v2, App. B and D; batch and steps on sums of the authors' code, retraining a tenth.
+    paper = dict(rules="paper", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
+                 optimizer="adam", lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000,
+                 width=61, samples=10_000)
+
+    def settle(self):
+        if self.method not in METHODS:
+            return  # refused by `choices`
+        spec, method, needed = TASKS[self.task], METHODS[self.method], training_width(self.task)
+        for name in "lr", "batch", "steps", "retrain_steps":
+            setattr(self, name, getattr(self, name) or getattr(spec, name))
+        self.align = method.align and len(spec.operands) == 2
+        # At one width END always comes in the same row; nine teach that the source says where.
+        widest = self.width or needed + 8 * method.by_place
+        self.widths = range(self.width or needed, widest + 1)
+        if widest < needed:
+            raise BadInput(f"--width: {self.width} is too narrow; {needed} digits are needed")
+        if max(self.lengths) > 2000 and (self.rules == "paper" or not method.calibrated):
+            raise BadInput("--lengths: above 2,000 digits only abc, robust")
+        self.check_heads()
+
+    def without_effect(self):
+        return set() if METHODS[self.method].calibrated else {"rules", "retrain_steps"}
 
 class Layer(nn.Module):
     """Self-attention, cross-attention, feed-forward; a norm before each ("paper": after each)."""
     def __init__(self, config, cross):
         super().__init__()
-        C, method = config.d_model, METHODS[config.method]
-        attention = lambda: MultiHeadAttention(C, config.n_head, method.relative, config.clip,
-                                               method.rotate, config.dropout)
-        self.self_attention = attention()
-        self.cross_attention = attention() if cross else None
-        activation = nn.ReLU() if config.kind == "seq2seq" else nn.GELU()
-        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), activation,
+        C = config.d_model
+        self.self_attention = self.attention(config)
+        self.cross_attention = self.attention(config) if cross else None
+        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
                                           nn.Dropout(config.dropout), nn.Linear(4 * C, C))
         self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(3 if cross else 2))
         self.dropout = nn.Dropout(config.dropout)
-        self.pre = config.preset != "paper"
+        self.norm_first = config.preset != "paper"
 
-    def residual(self, i, x, sublayer):
-        x = x + self.dropout(sublayer(self.norms[i](x) if self.pre else x))
-        return x if self.pre else self.norms[i](x)
+    def attention(self, config):
+        method = METHODS[config.method]
+        return MultiHeadAttention(config.d_model, config.n_head, method.relative, method.clip,
+                                  method.rotate, config.dropout)
+
+    def residual(self, norm, x, sublayer):
+        y = sublayer(norm(x) if self.norm_first else x)
+        return x + self.dropout(y) if self.norm_first else norm(x + self.dropout(y))
 
     def forward(self, x, self_bias=None, memory=None, cross_bias=None):
-        x = self.residual(0, x, lambda y: self.self_attention(y, y, self_bias)[0])
+        own = self.self_attention
+        x = self.residual(self.norms[0], x, lambda y: own(y, y, self_bias)[0])
         if self.cross_attention:
-            x = self.residual(1, x, lambda y: self.cross_attention(y, memory, cross_bias)[0])
-        return self.residual(-1, x, self.feed_forward)
+            cross = self.cross_attention
+            x = self.residual(self.norms[1], x, lambda y: cross(y, memory, cross_bias)[0])
+        return self.residual(self.norms[-1], x, self.feed_forward)
+
+def bound(part, config):
+    """A function of a method with its config in place, or a module made from it; None: nothing."""
+    if part is None or isinstance(part, type):
+        return part and part(config)
+    return functools.partial(part, config)
 
 class Transformer(nn.Module):
-    """Encoder-decoder; bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
+    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
     standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
@@ -583,13 +617,11 @@ class Transformer(nn.Module):
         paper = config.preset == "paper"
         self.embedding = nn.Embedding(len(VOCAB), C)
         nn.init.normal_(self.embedding.weight, std=1.33 if paper else 0.3)
-        self.position = method.position and method.position(config)
-        self.bias = bias or (method.bias and method.bias(config)) or (lambda *place: None)
+        self.position = bound(method.position, config)
+        self.bias = bias or bound(method.bias, config)
         self.dropout = nn.Dropout(config.dropout)
-        layers = [Layer(config, cross=False) for _ in range(config.n_encoder)]
-        shared = layers[:1] * config.n_encoder
-        self.encoder = nn.ModuleList(shared if config.model == "universal" else layers)
-        self.decoder = nn.ModuleList(Layer(config, cross=True) for _ in range(config.n_layer or 0))
+        self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
+        self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
         self.norm = nn.Identity() if paper else nn.LayerNorm(C)
         self.head = nn.Linear(C, len(VOCAB))
 
@@ -599,33 +631,32 @@ class Transformer(nn.Module):
             x = x + self.position(side, tokens.shape[1]).to(x)
         return self.dropout(x)
 
+    def bias_of(self, layer, kind, T, S):
+        """-> the method's bias (1 or H, T, S), OpenKeys or None; in self-attention with the causal
+        mask, which OpenKeys contain. Raises: ValueError on shapes."""
+        bias = self.bias and self.bias(layer, kind, T, S)
+        if isinstance(bias, OpenKeys):
+            return bias
+        if bias is not None and bias.shape not in [(1, T, S), (self.config.n_head, T, S)]:
+            raise ValueError(f"{kind} bias of layer {layer} is {[*bias.shape]}, not (H, {T}, {S})")
+        if kind == "self":
+            mask = causal_bias(T).to(self.head.weight)
+            bias = mask if bias is None else bias.to(mask) + mask
+        return bias
+
     def read(self, source):
+        """source (B, S) -> memory (B, S, C)"""
         memory, S = self.embed(source, "source"), source.shape[1]
         for n, layer in enumerate(self.encoder):
-            memory = layer(memory, self.bias(n, "encoder", S, S))
+            memory = layer(memory, self.bias_of(n, "encoder", S, S))
         return memory
-
-    def biases(self, T, S):
-        """-> [(self (1 or H, T, T) with the causal mask, cross (1 or H, T, S) or None)], a pair a
-        decoder layer; either may be OpenKeys, self without mask. Raises: ValueError on shapes."""
-        pairs = []
-        for n in range(len(self.decoder)):
-            own, cross = self.bias(n, "self", T, T), self.bias(n, "cross", T, S)
-            for kind, bias, keys in ("self", own, T), ("cross", cross, S):
-                fits = [(1, T, keys), (self.config.n_head, T, keys)]
-                if isinstance(bias, torch.Tensor) and bias.shape not in fits:
-                    raise ValueError(f"{kind} bias of layer {n} is {[*bias.shape]}, not {fits}")
-            if not isinstance(own, OpenKeys):
-                mask = causal_bias(T).to(self.head.weight.device)
-                own = mask if own is None else mask + own.to(mask)
-            pairs.append((own, cross))
-        return pairs
 
     def forward(self, source, target):
         """source (B, S), target (B, T) -> logits (B, T, V)."""
         memory, x = self.read(source), self.embed(target, "target")
-        pairs = self.biases(target.shape[1], source.shape[1])
-        for layer, (own, cross) in zip(self.decoder, pairs):
+        S, T = source.shape[1], target.shape[1]
+        for n, layer in enumerate(self.decoder):
+            own, cross = self.bias_of(n, "self", T, T), self.bias_of(n, "cross", T, S)
             x = layer(x, own, memory, cross)
         return self.head(self.norm(x))
 
@@ -645,12 +676,10 @@ def generate(model, source, limit):
 # -----
 # 5. Attention Bias Calibration
 # A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
-# Lines that stand out are kept, and continued at another size: block by block, since as numbers
-# grow the first operand moves away from the end of the source. One block is the paper's.
+# Lines of the attention that stand out are kept, and continued at another size.
 
 class Line(NamedTuple):
-    """An open line. offset: key - query along (1, 1), the column along (1, 0); along (1, -1) the
-    column, counted from the right, minus the query. Columns count within the block."""
+    """An open line. offset: `line_index` of its elements, with columns counted in the block."""
     head: int
     direction: int
     block: int
@@ -662,16 +691,13 @@ class Line(NamedTuple):
 
 RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
          "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
-PAPER_KAPPA = {"cross": 4.5, "self": 0.87}  # v2, App. D
+PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
 
-def lines_along(attention, direction):
-    """Attention (H, m, n) -> [(offset, elements (H, length))] of every line in a direction."""
-    _, m, n = attention.shape
-    if direction == 0:
-        return [(j, attention[:, :, j]) for j in range(n)]
-    if direction == -1:
-        attention = attention.flip(2)
-    return [(offset, attention.diagonal(offset, 1, 2)) for offset in range(1 - m, n)]
+def line_index(direction, i, j, N):
+    """Number of the line through row i, column j of N: key - query along the diagonal (1, 1), the
+    column along the vertical (1, 0), and along the anti-diagonal (1, -1), which starts at the right
+    edge, the column counted from there minus the row."""
+    return {1: j - i, 0: j + 0 * i, -1: (N - 1 - j) - i}[direction]
 
 def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None,
                markers=None):
@@ -679,58 +705,75 @@ def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blo
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    mu, sigma and d_max run over a head's lines of one direction. of_largest: kappa is a share of
-    sqrt(n - 1), the largest z that one of n lines can have, so that it means the same for small
-    matrices. support: share of the rows that a line must exceed, since the mean of a corner is high
-    by chance. blocks: columns of each. markers (n,) bool: where a vertical may open. Differs: the
-    printed `d_l - d_max > threshold` holds for no positive threshold; d_l, as in the authors' code.
+    mu, sigma and d_max run over a head's lines of one direction. Differs: the printed
+    `d_l - d_max > threshold` holds for no positive threshold; d_l, as in the authors' code. More
+    that differs by the robust rules:
+
+    blocks: widths of parts of the columns, each with lines of its own. As numbers grow the first
+    operand moves away from the end of the source; within its own block its lines stay in place.
+    markers (n,) bool: columns where a vertical may open; within a number a column means nothing.
+    support: share of the rows that a line must exceed; the mean of a corner is high by chance.
+    of_largest: kappa is a share of sqrt(n - 1), the largest z that one of n lines can have. By the
+    paper's kappa of 4.5 none of fewer than 22 lines can open.
     """
     m, n = attention.shape[1:]
-    blocks, found = blocks or [n], []
-    markers = torch.ones(n, dtype=torch.bool) if markers is None else markers
+    rows, found = torch.arange(m)[:, None], []
+    blocks = blocks or [n]
+    if markers is None:
+        markers = torch.ones(n, dtype=torch.bool)
     for direction in directions:
         lines = []
         for b, part in enumerate(attention.split(blocks, 2)):
-            for offset, elements in lines_along(part, direction):
+            width = part.shape[2]
+            index = line_index(direction, rows, torch.arange(width), width)
+            for offset in index.unique().tolist():
+                elements = part[:, index == offset]  # (H, length)
                 if elements.shape[1] > support * m:
                     lines.append((b, offset, elements.mean(1)))
         d = torch.stack([mean for _, _, mean in lines], 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        share = kappa * math.sqrt(len(lines) - 1) if of_largest else kappa
-        stands_out = d > mu + share * sigma + 1e-5 * mu.abs()  # rounding
+        unit = math.sqrt(len(lines) - 1) if of_largest else 1
+        threshold = mu + kappa * unit * sigma + 1e-5 * mu.abs()  # equal lines differ by rounding
         value, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
-        for h, l in stands_out.nonzero().tolist():
+        for h, l in (d > threshold).nonzero().tolist():
             b, offset, _ = lines[l]
             if direction or markers.split(blocks)[b][offset]:
                 found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
     return found
 
-def open_keys(lines, H, M, blocks):
-    """Lines continued to M rows and blocks of these widths -> OpenKeys; its first key is column 0,
-    closed unless a line runs there. Along (1, 1) this is a relative table, of scalars, that is -inf
-    beyond the offsets seen. Source: v2, Eq. 1 (case distinction), App. E.1."""
-    rows, starts = torch.arange(M), [0, *accumulate(blocks)]
-    columns, values = [rows * 0], [torch.full((H, M), -INF)]
-    place = lambda line: line[1:4]
-    for (direction, b, offset), heads in groupby(sorted(lines, key=place), place):
-        column = offset + abs(direction) * rows
-        if direction == -1:
-            column = blocks[b] - 1 - column
-        inside = (column >= 0) & (column < blocks[b])
-        value = torch.full((H, 1), -INF)
-        for line in heads:
-            value[line.head] = line.value
-        columns.append((starts[b] + column) * inside)
-        values.append(value.expand(H, M).masked_fill(~inside, -INF))
-    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K)
-    same = columns[:, :, None] == columns[:, None, :]  # of lines that cross in a key
-    values = values[:, :, None].masked_fill(~same, -INF).amax(3)  # the first keeps the greatest
-    return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
+def lay_out(lines, H, M, blocks):
+    """Lines continued to M rows and blocks of these widths -> dense bias (H, M, N), -inf where none
+    runs. Along (1, 1) this is a relative table of scalars, closed beyond the offsets seen. Source:
+    v2, Eq. 1 (case distinction), App. E.1."""
+    bias = torch.full((H, M, sum(blocks)), -INF)
+    for line in lines:
+        width, start = blocks[line.block], sum(blocks[:line.block])
+        index = line_index(line.direction, torch.arange(M)[:, None], torch.arange(width), width)
+        value = torch.tensor(line.value).masked_fill(index != line.offset, -INF)
+        part = bias[line.head, :, start:start + width]
+        part.copy_(torch.maximum(part, value))  # where lines cross the greater counts
+    return bias
 
-def lay_out(keys, N):
-    """OpenKeys -> the same as a dense bias (H, M, N)."""
-    bias = torch.full((*keys.values.shape[:2], N), -INF)
-    return bias.scatter_reduce(2, keys.columns.expand(len(bias), -1, -1), keys.values, "amax")
+def open_keys(lines, H, M, blocks):
+    """The same as OpenKeys. The first key is column 0, closed unless a line runs there."""
+    rows = torch.arange(M)
+    columns, values = [0 * rows], [torch.full((H, M), -INF)]
+    for direction, block, offset in sorted({line[1:4] for line in lines}):
+        width, start = blocks[block], sum(blocks[:block])
+        column = {1: rows + offset, 0: 0 * rows + offset, -1: width - 1 - rows - offset}[direction]
+        inside = (column >= 0) & (column < width)
+        value = torch.full((H, M), -INF)
+        for line in lines:
+            if line[1:4] == (direction, block, offset):
+                value[line.head, inside] = line.value
+        columns.append((start + column) * inside)
+        values.append(value)
+    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
+    # Where lines cross, several keys are one column: the first gets the greatest value, the others
+    # are closed.
+    same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
+    values = values[:, :, None].masked_fill(~same, -INF).amax(3)
+    return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
 
 def fill_empty(bias, rules):
     """Bias (H, M, N), or values of OpenKeys, with a 0 where a row has nothing open: by the paper's
@@ -748,23 +791,25 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
     attention; `changes` replace single ones of RULES, and `directions`. blocks: [(columns now,
     then)], by default [(n, N)]. mask: `causal_bias(M)` for self-attention. Raises: ValueError.
     """
-    rule = RULES[rules] | changes
     now, then = map(list, zip(*(blocks or [(attention.shape[-1], N)])))
     if attention.dim() != 3 or not attention.isfinite().all():
         raise ValueError(f"attention is (H, m, n) and finite. Got {attention.shape}.")
     if (sum(now), sum(then)) != (attention.shape[2], N):
         raise ValueError(f"blocks add up to {attention.shape[2]} and {N}. Got {blocks}.")
-    lines = find_lines(attention.cpu(), blocks=now, markers=markers, **rule)
-    bias = lay_out(open_keys(lines, len(attention), M, then), N) + mask
+    lines = find_lines(attention.cpu(), blocks=now, markers=markers, **(RULES[rules] | changes))
+    bias = lay_out(lines, len(attention), M, then) + mask
     return (fill_empty(bias, rules) + mask).to(attention)
 
 @torch.no_grad()
 def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
     (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D.
-    Differs: weights, not scores (authors' code). Raises: RuntimeError."""
+    Differs: weights, not scores (authors' code). Raises: RunFailed where no answer is right."""
     seen, totals, correct = [], [], 0
-    watch = lambda module, inputs, outputs: seen.append(outputs[1])  # (B, H, T, S)
+
+    def watch(module, inputs, outputs):
+        seen.append(outputs[1])  # weights (B, H, T, S)
+
     model.eval()
     with contextlib.ExitStack() as hooks:
         for layer in model.decoder:
@@ -776,7 +821,7 @@ def collect_attention(model, source, target, batch=250):
             totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
             correct += int(right.sum())
     if not correct:
-        raise RuntimeError("the model answers no example correctly; raise --steps")
+        raise RunFailed("the model answers no example correctly; raise --steps")
     means = [sum(parts) / correct for parts in zip(*totals)]
     return torch.stack(means[0::2]), torch.stack(means[1::2])
 
@@ -792,39 +837,35 @@ def column_blocks(task, S):
 def calibrate(config, self_attention, cross_attention, kappa=None, directions=(0, -1)):
     """Averaged attention (n_layer, H, T, T), (n_layer, H, T, S) -> list of Line.
 
-    Rules "paper": one block, all directions, the last layer's lines for all layers, the paper's
-    kappas. Else a block an operand, each layer its own lines, (1, 1) alone in self-attention, in
-    cross-attention these directions. Of a fixed width only the rows that training fills (authors'
-    code: the first 6). Source: v2, App. D, step 2.
+    By the robust rules each layer has its own lines, self-attention (1, 1) alone, cross-attention
+    these directions and a block an operand. By the paper's all directions, one block, the paper's
+    kappas, and the last layer's lines for all layers. Of a fixed width only the rows that training
+    fills count (authors' code: the first 6). Source: v2, App. D, step 2.
     """
-    for attention in self_attention, cross_attention:
-        if attention.shape[:2] != (config.n_layer, config.n_head) or not attention.isfinite().all():
-            raise ValueError("the averaged attention is not this model's")
-    rows = question_width(config.task, 0, config.base) + 1
+    rows, layers = training_width(config.task) + 1, range(config.n_layer)
     maps = {"self": self_attention[..., :rows, :rows], "cross": cross_attention[..., :rows, :]}
+    robust = RULES["robust"] | dict(kappa=kappa or RULES["robust"]["kappa"])
+    blocks, markers = column_blocks(config.task, cross_attention.shape[3])
+    rules = {"self": robust | dict(directions=(1,)),
+             "cross": robust | dict(directions=directions, blocks=blocks, markers=markers)}
+    if config.rules == "paper":
+        layers = layers[-1:]
+        rules = {name: RULES["paper"] | dict(kappa=PAPER_KAPPA[name]) for name in maps}
     found = []
-    for layer in range(config.n_layer) if config.rules == "robust" else [config.n_layer - 1]:
+    for layer in layers:
         for name, attention in maps.items():
-            rule = dict(RULES[config.rules])
-            if config.rules == "paper":
-                rule |= dict(kappa=PAPER_KAPPA[name])
-            else:
-                rule |= dict(kappa=kappa or rule["kappa"], directions=(1,))
-            if config.rules == "robust" and name == "cross":
-                blocks, markers = column_blocks(config.task, attention.shape[3])
-                rule |= dict(directions=directions, blocks=blocks, markers=markers)
-            for line in find_lines(attention[layer].cpu(), **rule):
+            for line in find_lines(attention[layer].cpu(), **rules[name]):
                 found.append(line._replace(layer=layer, attention=name))
     return found
 
-def keys_of_run(config, lines, layer, kind, T, S):
+def run_keys(config, lines, layer, kind, T, S):
     """OpenKeys of one attention of a run, by the robust rules; a row without any sees column 0."""
     chosen = [line for line in lines if (line.attention, line.layer) == (kind, layer)]
     blocks = column_blocks(config.task, S)[0] if kind == "cross" else [T]
     columns, values = open_keys(chosen, config.n_head, T, blocks)
     if kind == "self":
         values = values.masked_fill(columns > torch.arange(T)[:, None], -INF)
-    return OpenKeys(columns, fill_empty(values, "robust"))  # the first key is column 0
+    return OpenKeys(columns, fill_empty(values, "robust"))
 
 def calibrated_bias(config, lines):
     """Lines -> a bias function (v2, Eq. 2); by the robust rules OpenKeys beyond 100 rows."""
@@ -832,13 +873,14 @@ def calibrated_bias(config, lines):
     def bias(layer, kind, T, S):
         if kind == "encoder":
             return None
-        if config.rules == "robust":
-            keys = keys_of_run(config, lines, layer, kind, T, S)
-            return keys if T > 100 else lay_out(keys, S)
-        chosen = [line for line in lines if line.attention == kind]
-        keys = open_keys(chosen, config.n_head, T, [S])
-        future = causal_bias(T) if kind == "self" else 0.0
-        return fill_empty(lay_out(keys, S) + future, "paper")
+        robust = config.rules == "robust"
+        if robust and T > 100:
+            return run_keys(config, lines, layer, kind, T, S)
+        place = (kind, layer if robust else config.n_layer - 1)
+        chosen = [line for line in lines if (line.attention, line.layer) == place]
+        blocks = column_blocks(config.task, S)[0] if robust and kind == "cross" else [S]
+        dense = lay_out(chosen, config.n_head, T, blocks)
+        return fill_empty(dense + causal_bias(T) if kind == "self" else dense, config.rules)
     return bias
 
 # -----
@@ -864,7 +906,7 @@ def calibrated_bias(config, lines):
 # ones before anything is trained, long ones (`unseen`) before a model is called proved.
 
 MARGIN = 0.5  # logits by which the right token must lead
-TOO_MANY = 2 ** 21  # questions for one row
+TOO_MANY = 2 ** 21  # questions to enumerate for one row
 KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
 
@@ -876,7 +918,7 @@ def seen(config, lines, source, target, rows):
     levels = torch.tensor(sorted({-INF, 0.0, *(line.value for line in lines)}))
     parts = [target[:, rows, None]]
     for kind, tokens, N in ("self", target, T), ("cross", source, S):
-        columns, values = keys_of_run(config, lines, 0, kind, T, N)
+        columns, values = run_keys(config, lines, 0, kind, T, N)
         level = torch.searchsorted(levels, values[:, rows].contiguous())  # (H, R, K); 0: closed
         code = tokens[:, None, columns[rows]] * len(levels) + level  # (B, H, R, K)
         code = code.masked_fill(level == 0, 0).sort(3).values
@@ -889,207 +931,169 @@ def first_of_each(rows):
     for column in rows.unbind(1):
         _, number = (number * (int(column.max()) + 1) + column).unique(return_inverse=True)
     index = torch.arange(len(rows))
-    first = index.new_full((len(rows),), len(rows)).scatter_reduce(0, number, index, "amin")
+    first = torch.full_like(index, len(rows)).scatter_reduce(0, number, index, "amin")
     return first[number]
+
+def as_asked(task, source):
+    """Source (S,) -> the question as `ask` takes it, 123+748."""
+    spec, parts = TASKS[task], []
+    for kind, part in zip(spec.operands, decode(source)[1:-1].split(spec.sign or None)):
+        parts.append(part[spec.headroom:] if kind == "number" else part)
+    return spec.sign.join(parts)
 
 def draw_questions(config, draw_some, length, samples):
     """Questions of a task by `draw_test` or `draw_hard` -> source (B, S), target (B, T + 1)."""
-    operands = draw_some(config.task, length, samples, config.base)
-    width = max(config.widths[0], question_width(config.task, length, config.base))
-    return arrange(config.task, pad(config.task, operands, width), config.base, config.align)
+    operands = draw_some(config.task, length, samples)
+    width = max(config.widths[0], length + TASKS[config.task].headroom)
+    return arrange(config.task, pad(config.task, operands, width), config.align)
 
 class Windows:
-    """Distinct windows that rows have through some lines, and questions that show them.
+    """Distinct windows that rows have through some lines.
 
-    questions: list of (source, target). codes (N, L): see `seen`. same: two questions that look the
-    same to a row and differ there; "" where none do, so that the lines decide the answer."""
+    questions: source (S,), target (T + 1,) and row of a question that shows each. same: two
+    questions that look the same to a row and differ there; "" where none do: the lines decide."""
     def __init__(self, config, lines):
-        self.config, self.lines, self.same = config, lines, ""
-        self.questions, self.codes, self.wanted = [], None, None
+        self.config, self.lines, self.questions, self.same = config, lines, [], ""
+        self.codes = self.wanted = torch.empty(0, dtype=torch.int64)  # see `seen`; tokens to write
 
     def add(self, source, target, rows):
-        """Keep what rows [R] see of these questions, if it is new -> sources that show new ones."""
+        """Keep what rows [R] see of these questions, where it is new -> the new questions."""
+        known = len(self.questions)
         codes = seen(self.config, self.lines, source, target, rows).flatten(0, 1)
-        wanted = target[:, 1:][:, rows].flatten()
-        known = 0 if self.codes is None else len(self.codes)
-        if known:
-            codes, wanted = torch.cat([self.codes, codes]), torch.cat([self.wanted, wanted])
-        first = first_of_each(codes)
-        new = first == torch.arange(len(first))
-        shown = new[known:].view(-1, len(rows)).any(1)
-        clash = (wanted != wanted[first]).nonzero().flatten().tolist()
-        if clash:
-            code, pair = codes[clash[0]], wanted[[int(first[clash[0]]), clash[0]]]
-            one, other = (self.question(code, want, (source, target)) for want in pair)
+        codes = torch.cat([self.codes, codes])
+        wanted = torch.cat([self.wanted, target[:, 1:][:, rows].flatten()])
+        more = [(s, t, row) for s, t in zip(source, target) for row in rows]
+        questions, first = self.questions + more, first_of_each(codes)
+        for i in (wanted != wanted[first]).nonzero().flatten().tolist()[:1]:
+            pair = [int(first[i]), i]
+            one, other = (as_asked(self.config.task, questions[j][0]) for j in pair)
             self.same = (f"{one} and {other} look the same to a row that must write "
-                         f"{' or '.join(decode(pair))}")
+                         f"{' or '.join(decode(wanted[pair]))}")
+        new = (first == torch.arange(len(first))).nonzero().flatten()
         self.codes, self.wanted = codes[new], wanted[new]
-        if shown.any():
-            self.questions.append((source[shown], target[shown]))
-        return source[shown]
+        self.questions = [questions[i] for i in new.tolist()]
+        return self.questions[known:]
 
-    def question(self, code, want, *more):
-        """A question that shows the window of this code where this token must follow."""
-        for source, target in [*self.questions, *more]:
-            rows = list(range(target.shape[1] - 1))
-            match = (seen(self.config, self.lines, source, target, rows) == code).all(2)
-            match = (match & (target[:, 1:] == want)).any(1)
-            if match.any():
-                return as_asked(self.config.task, source[match][0])
-
-def open_columns(config, lines, row, T, S):
-    """-> columns of the target and of the source that are open to a row in some head."""
-    found = []
-    for kind, N in ("self", T), ("cross", S):
-        columns, values = keys_of_run(config, lines, 0, kind, T, N)
-        found.append(columns[row][values[:, row].isfinite().any(0)].unique().tolist())
-    return found
-
-def places_of(task, own, cross, row, width, leftward):
-    """Places of the numbers that a row sees, or that make a token which it sees or writes."""
-    places = set()
-    for token in {row, row - 1} | {column - 1 for column in own}:  # column 0 is START
-        places.add(width - 1 - token if leftward else token)
-    numbers = TASKS[task].operands.count("number")
-    for column in cross:
-        if column < numbers * (width + 1):  # each number stands behind a marker
-            places.add(width - column % (width + 1))
-    return places & set(range(width))
+def places_of(lines, row, width):
+    """Places of the numbers that a row looks at, or that make a token which it sees or writes."""
+    leftward, written, places = False, {row, row - 1}, set()
+    for line in lines:
+        if line.attention == "self":
+            written.add(row + line.offset - 1)  # START is token 0
+        elif line.direction == -1:
+            places.add(row + line.offset)
+        elif line.direction == 1:
+            leftward = True
+            places.add(width - row - line.offset)
+    for place in written:
+        places.add(width - 1 - place if leftward else place)
+    return places
 
 def all_questions(config, places, width, both_sides):
-    """Operands, in pieces, of the questions that show a row that sees these places all its windows:
-    see the head of this section. both_sides: what is carried may come from above, too. Raises:
-    OverflowError."""
-    spec, base = TASKS[config.task], config.base
-    digits, extremes = torch.arange(base), torch.tensor([0, base - 1])
-    zero, further = torch.tensor([0]), torch.tensor([-1])
-    near = {place - 1 for place in places}
-    if both_sides:
-        near |= {place + 1 for place in places}
+    """Operands, in pieces, of the questions that show all windows of a row that looks at these
+    places: see the head of this section. both_sides: what is carried may come from above, too.
+    Raises: OverflowError."""
+    spec = TASKS[config.task]
+    digits, extremes = range(spec.base), (0, spec.base - 1)
     near_choice = digits if spec.operands.count("number") == 1 else extremes
-    sizes, choices = [], [extremes]  # the first choice is the digit that stands for -1
+    near = {place - 1 for place in places} | {place + 1 for place in places if both_sides}
+    sizes, choices = [], [extremes]  # the first choice is made for all further places at once
     for kind in spec.operands:
-        sizes.append(1 if kind == "digit" else width)
+        sizes.append(width if kind == "number" else 1)
         for place in range(sizes[-1]):
-            if kind == "digit":
+            if kind == "number" and place >= width - spec.headroom:
+                choices.append((0,))
+            elif kind == "digit" or place in places:
                 choices.append(digits)
-            elif place >= width - spec.headroom:
-                choices.append(zero)
-            elif place in places:
-                choices.append(digits)
-            elif place in near:
-                choices.append(near_choice)
             else:
-                choices.append(further)
+                choices.append(near_choice if place in near else (-1,))
     total = math.prod(len(choice) for choice in choices)
     if total > TOO_MANY:
         raise OverflowError(f"{total:,} questions for a row are too many to enumerate")
     for index in torch.arange(total).split(2 ** 18):
         columns = []
         for choice in choices:
-            columns.append(choice[index % len(choice)])
+            columns.append(torch.tensor(choice)[index % len(choice)])
             index = index // len(choice)
-        rest, table = columns[0][:, None], torch.stack(columns[1:], 1)
-        yield admitted(config.task, *torch.where(table < 0, rest, table).split(sizes, 1))
+        further, table = columns[0][:, None], torch.stack(columns[1:], 1)
+        yield spec.admit(*torch.where(table < 0, further, table).split(sizes, 1))
 
 def enumerate_windows(config, lines):
     """All windows that rows can have through these lines -> Windows; ends where two clash. Raises:
     OverflowError where they are too many, or the task has others."""
-    spec = TASKS[config.task]
-    leftward = any(line.direction == 1 and line.attention == "cross" for line in lines)
-    both_sides = leftward or spec.admit is not None
-    offsets = {-1, 0}  # of places that a row looks at, from the place that it writes
-    for line in lines:
-        if line.attention == "self" or leftward:
-            offsets.add(line.offset - 1)
-        elif line.direction:
-            offsets.add(line.offset)
-    # At this width a row between sees neither end, with room for carries on either side; windows
-    # of greater widths are the same ones. The run's narrower widths are enumerated themselves.
-    enough = max(offsets) - min(offsets) + 4 + spec.headroom
-    narrowest = config.widths[0]
-    windows = Windows(config, lines)
+    spec, windows, narrowest = TASKS[config.task], Windows(config, lines), config.widths[0]
+    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
+    both_sides = leftward or spec.admit is not as_drawn
+    # At width `enough` a row between sees neither end, with room for carries on either side; the
+    # windows of greater widths are those. Narrower widths of the run are enumerated themselves.
+    between = places_of(lines, 10 ** 4, 2 * 10 ** 4)
+    enough = max(between) - min(between) + 4 + spec.headroom
     for width in range(narrowest, max(narrowest, enough) + 1):
         source, target = draw_questions(config, draw_test, width - spec.headroom, 1)
-        T, S = target.shape[1] - 1, source.shape[1]
+        T = target.shape[1] - 1
+        own = run_keys(config, lines, 0, "self", T, T).columns
+        cross = run_keys(config, lines, 0, "cross", T, source.shape[1]).columns
         for row in sorted({*range(min(enough, T)), *range(max(0, T - enough), T)}):
-            own, cross = open_columns(config, lines, row, T, S)
-            places = places_of(config.task, own, cross, row, width, leftward)
+            places = places_of(lines, row, width)
             for operands in all_questions(config, places, width, both_sides):
-                source, target = arrange(config.task, operands, config.base)
-                looks = [target[:, own], source[:, cross], target[:, row:row + 2]]
+                source, target = arrange(config.task, operands)
+                looks = [target[:, own[row]], source[:, cross[row]], target[:, row:row + 2]]
                 differ = first_of_each(torch.cat(looks, 1)).unique()  # few do
                 windows.add(source[differ], target[differ], [row])
                 if windows.same:
                     return windows
     odd = unseen(windows, narrowest - spec.headroom)
     if odd and not windows.same:
-        raise OverflowError(f"{odd} shows a row what was not enumerated")
+        raise OverflowError(odd)
     return windows
 
 def unseen(windows, *lengths):
-    """A random or hard question of such a length that shows a new window, or "". A task whose far
-    digits matter by more than a carry has one."""
+    """-> a random or hard question of such a length that shows a new window, in words, or ""."""
     config, odd = windows.config, ""
     seed_by_name(config.seed, "unseen")
-    for length in lengths:
-        for draw_some in draw_test, draw_hard:
-            source, target = draw_questions(config, draw_some, length, 200)
-            for question in windows.add(source, target, list(range(target.shape[1] - 1))):
-                odd = odd or as_asked(config.task, question)
+    for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
+        source, target = draw_questions(config, draw_some, length, 200)
+        for question, _, row in windows.add(source, target, list(range(target.shape[1] - 1))):
+            odd = f"{as_asked(config.task, question)} shows row {row} what was not enumerated"
     return odd
 
-def as_asked(task, source):
-    """Source (S,) -> the question as `ask` takes it, 123+748."""
-    spec, text = TASKS[task], decode(source)[1:-1]
-    parts = []
-    for kind, part in zip(spec.operands, text.split(spec.sign or None)):
-        parts.append(part if kind == "digit" else part[spec.headroom:])
-    return spec.sign.join(parts)
-
 @torch.no_grad()
-def prove(model, windows, enough=MARGIN):
-    """Is the model right on all windows? -> the smallest lead of a right token over all others, in
-    logits, and the questions whose answers are wrong. Ends at the first lead below `enough`."""
+def prove(model, questions, whole=False):
+    """By how many logits does a right token lead over all others in these questions of Windows? ->
+    the smallest lead, [(lead, question)] below MARGIN. Ends with the first such unless whole."""
     model.eval()
     device = next(model.parameters()).device
-    margin, wrong = INF, []
-    for sources, targets in windows.questions:
-        for source, target in zip(sources.split(1000), targets.split(1000)):
-            logits = model(source.to(device), target[:, :-1].to(device)).cpu()  # (B, T, V)
-            want = target[:, 1:, None]
-            others = logits.scatter(2, want, -INF).amax(2)
-            lead = logits.gather(2, want)[:, :, 0] - others  # (B, T)
-            margin = min(margin, float(lead.min()))
-            for question in source[(lead <= 0).any(1)]:
-                wrong.append(as_asked(model.config.task, question))
-            if margin < enough:
-                return margin, wrong
-    return margin, wrong
-
-def not_provable(config):
-    """Why nothing can be proved of such a model, or ""."""
-    if config.rules != "robust":
-        return "the paper's rules open whole rows"
-    if config.n_encoder or config.n_layer > 1:
-        return "only one decoder layer without an encoder sees finitely much"
-    return ""
+    margin, doubtful = INF, []
+    for (_, row), group in itertools.groupby(questions, lambda asked: (len(asked[0]), asked[2])):
+        group = list(group)
+        for start in range(0, len(group), 1000):
+            piece = group[start:start + 1000]
+            source, target, _ = zip(*piece)
+            source, target = torch.stack(source).to(device), torch.stack(target).to(device)
+            logits = model(source, target[:, :row + 1])[:, row]  # (B, V)
+            want = target[:, row + 1, None]
+            leads = logits.gather(1, want)[:, 0] - logits.scatter(1, want, -INF).amax(1)
+            leads = leads.tolist()
+            margin = min(margin, *leads)
+            doubtful += [pair for pair in zip(leads, piece) if pair[0] < MARGIN]
+            if doubtful and not whole:
+                return margin, doubtful
+    return margin, doubtful
 
 def deciding_lines(config, attention):
-    """Lines that decide the answer: two rows that look the same need the same token. For each
-    kappa from high to low, directions in turn -> (kappa, lines, Windows, ""); where windows cannot
-    be enumerated the last two are None and why. Raises: RuntimeError where none decide."""
-    why = not_provable(config)
-    if why:
-        kappa = RULES[config.rules]["kappa"]
-        yield kappa, calibrate(config, *attention), None, why
+    """Lines that decide the answer: two rows that look the same write the same token. For each
+    kappa from high to low -> (kappa, lines, Windows, ""); where windows cannot be enumerated the
+    last two are None and why. Raises: RunFailed where none decide."""
+    if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
+        why = "only one decoder layer with the robust rules and no encoder sees finitely much"
+        yield RULES[config.rules]["kappa"], calibrate(config, *attention), None, why
         return
-    same, not_counted = "", None
+    same, not_counted, decided = "", None, False
     for directions in DIRECTIONS:
-        before, decided = None, False
+        before = None
         for kappa in KAPPAS:
             lines = calibrate(config, *attention, kappa, directions)
-            opened = sorted((line.attention, *line[:4]) for line in lines)
+            opened = {(line.attention, *line[:4]) for line in lines}
             if opened == before:
                 continue
             before = opened
@@ -1105,152 +1109,166 @@ def deciding_lines(config, attention):
                 yield kappa, lines, windows, ""
         if decided:
             return
-    if not_counted:
-        yield not_counted
-        return
-    raise RuntimeError(f"no lines decide the answer: {same}")
+    if not not_counted:
+        raise RunFailed(f"no lines decide the answer: {same}")
+    yield not_counted
 
 # -----
 # 7. Training and evaluation
 # A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
-# done; to resume or to load a run is to run it with these parts there.
+# done; a run that was stopped goes on with the parts that are not there.
 
 SECONDS = 3  # between reports, and saves, of a training
-silent = lambda text: None
-rank0 = lambda: os.environ.get("RANK", "0") == "0"  # process under torchrun
 
 def say(text):
     """To standard error, if it is open."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr or io.StringIO(), flush=True)
 
+def silent(text):
+    """A report that nobody reads."""
+
+def processes():
+    """-> number of this process, how many there are; more than one under torchrun."""
+    count = int(os.environ.get("WORLD_SIZE", 1))
+    return (int(os.environ["RANK"]) if count > 1 else 0), count
+
 @contextlib.contextmanager
-def refused(text, errors=Exception):
-    """Errors in here are bad input: ValueError, the text and why."""
+def kept_right(what="what is kept of the run"):
+    """Whatever goes wrong in here is wrong with a file. Raises: BadInput."""
     try:
         yield
-    except errors as error:
-        why = getattr(error, "strerror", None) or str(error) or repr(error)
-        raise ValueError(f"{text}: {' '.join(why.split())[:300]}") from None
+    except Exception as error:
+        why = " ".join((getattr(error, "strerror", None) or repr(error)).split())
+        raise BadInput(f"{what} cannot be used: {why[:300]}") from None
 
-class Keep:
-    """Parts of a run by name, and the training under way; in checkpoint.pt if there is a folder."""
-    def __init__(self, config, folder=None, parts=None, current=None):
-        self.config, self.folder = config, Path(folder) if folder and rank0() else None
+class Run:
+    """Options, parts by name, the training under way; in checkpoint.pt if there is a folder."""
+    def __init__(self, config, folder=None, parts=None, current=None, device="cpu", report=silent):
+        self.config, self.folder = config, folder and Path(folder)
         self.parts, self.current = parts or {}, current or {}
+        self.device, self.report = torch.device(device), report
 
-    def part(self, name, make):
-        """The part of this name; made and kept if it is not there."""
-        if name not in self.parts:
-            self.parts[name] = make()
-            self.save()
-        return self.parts[name]
+    def add(self, name, part):
+        self.parts[name] = part
+        self.save()
+
+    def restore(self, model, name):
+        with kept_right():
+            model.load_state_dict(self.parts[name]["weights"])
 
     def save(self):
-        buffer = io.BytesIO()
-        torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts,
-                        current=self.current), buffer)
+        state, buffer = dict(parts=self.parts, current=self.current), io.BytesIO()
+        torch.save(state | dict(config=self.config.given()), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
 
     def write(self, name, data):
         """Beside, then moved into place: never half-written. On a full disk the run goes on."""
-        beside = self.folder and self.folder / f"{name}.part"
-        try:
-            if beside:
+        if self.folder and processes()[0] == 0:
+            beside = self.folder / f"{name}.part"
+            try:
                 beside.write_bytes(data)
                 beside.replace(self.folder / name)
-        except OSError as error:
-            say(f"lengen: {self.folder / name} cannot be written: {error.strerror}")
-            with contextlib.suppress(OSError):
-                beside.unlink()
+            except OSError as error:
+                say(f"lengen: {self.folder / name} cannot be written: {error.strerror}")
+                with contextlib.suppress(OSError):
+                    beside.unlink()
 
-def read_checkpoint(folder):
-    """-> config, parts, training under way. Raises: ValueError; runs no code in the file."""
-    path = Path(folder) / "checkpoint.pt"
-    with refused(f"{str(folder)!r} holds no readable run"):
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():
-                raise ValueError("it is damaged")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
+class Muon(torch.optim.Optimizer):
+    """Momentum, made orthogonal by five Newton-Schulz steps, at the size of Adam's updates. Source:
+    Jordan et al. 2024; the size, 0.2 sqrt(max(rows, columns)): Liu et al. 2025. torch.optim.Muon,
+    from torch 2.9 on, works in bfloat16, which is slow on a CPU."""
+    def __init__(self, weights, lr):
+        super().__init__(weights, dict(lr=lr))
 
-def make_optimizers(model, config):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                momentum = state.setdefault("momentum", torch.zeros_like(weight))
+                momentum.lerp_(weight.grad, 0.05)
+                update = orthogonal(weight.grad.lerp(momentum, 0.95))  # Nesterov
+                weight.sub_(update, alpha=group["lr"] * 0.2 * math.sqrt(max(weight.shape)))
+
+def orthogonal(x):
+    """Matrix (a, b) -> about the nearest one whose singular values are 1."""
+    if x.shape[0] > x.shape[1]:
+        return orthogonal(x.T).T
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        square = torch.addmm(square, square, square, beta=-4.775, alpha=2.0315)
+        x = torch.addmm(x, square, x, beta=3.4445)
+    return x
+
+def make_optimizers(model, config, decay=0.0, betas=(0.9, 0.98)):
     """Muon for matrices of layers, Adam at a quarter of its rate for all else; or Adam alone."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
-        inside = name.startswith(("encoder", "decoder")) and weight.dim() == 2
-        fast = inside and "table" not in name and config.optimizer == "muon"
-        (muon if fast else rest).append(weight)
-    betas = (0.9, 0.98) if config.kind == "seq2seq" else (0.9, 0.999)
-    adam = torch.optim.AdamW(rest, config.lr / 4 if muon else config.lr, betas, fused=True,
-                             weight_decay=0.01 if config.kind == "encoder" else 0.0)
-    if not muon:
-        return [adam]
-    return [adam, torch.optim.Muon(muon, config.lr, 0.0, adjust_lr_fn="match_rms_adamw")]
+        matrix = weight.dim() == 2 and "coder." in name and not name.endswith("table")
+        (muon if config.optimizer == "muon" and matrix else rest).append(weight)
+    lr = config.lr / 4 if muon else config.lr
+    adam = torch.optim.AdamW(rest, lr, betas, weight_decay=decay, fused=True)
+    return [adam, Muon(muon, config.lr)] if muon else [adam]
 
-def take_step(model, optimizers, source, target, share=1.0, precision="float32"):
+def take_step(model, optimizers, source, target, share=1.0):
     """One step at a share of the peak rate -> the loss, cross-entropy of target (B, T + 1), each
     token given those before it. Differs: gradients are clipped at norm 1."""
     model.train()
-    with torch.autocast(source.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        logits = model(source, target[:, :-1])
+    logits = model(source, target[:, :-1])
     loss = F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten())
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
         optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
-        # torch's Muon has bfloat16, slow on a CPU
-        with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
-            optimizer.step()
+        optimizer.step()
         optimizer.zero_grad()
     return loss.detach()
 
-def train(model, batch, steps, rate, name, keep, report, check=lambda model: [],
-          done=lambda model: False):
-    """Train on from where `keep` is; keep the part {"weights", "steps", "seconds", "curve"}.
-    batch(share of steps) draws source (B, S), target (B, T + 1). rate(step, steps): share of the
-    peak. curve: [step, loss, *check(model)] every 100 steps. done: asked every 25 steps, from 50
-    on, whether to stop. Raises: RuntimeError."""
-    device = next(model.parameters()).device
-    number, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun
-    now, saved = dict(step=0, seconds=0.0, curve=[]), keep.current
-    with refused("what is kept of the run does not fit"):
-        if name in keep.parts:
-            return model.load_state_dict(keep.parts[name]["weights"])
-        optimizers = make_optimizers(model, keep.config)
-        if saved.get("name") == name:
-            model.load_state_dict(saved["model"])
-            for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
+def train(run, model, optimizers, name, steps, draw_batch, rate, check=None, done=None):
+    """Train, from where the run is; keep the part {"weights", "steps", "seconds", "curve"}.
+
+    draw_batch(step) -> source (B, S), target (B, T + 1); rate(step) -> share of the peak rate.
+    check(model) -> a list, for the curve: [step, loss, *check] every 100 steps. done(model): asked
+    every 25 steps, from 50 on, whether to stop. Raises: RunFailed where the loss is not finite."""
+    if name in run.parts:
+        return run.restore(model, name)
+    begun, curve, seconds = 0, [], 0.0
+    if run.current.get("name") == name:
+        with kept_right():
+            begun, curve, seconds = (run.current[key] for key in ("steps", "curve", "seconds"))
+            assert 0 < begun < steps, f"step {begun} of {steps}"
+            model.load_state_dict(run.current["weights"])
+            for optimizer, state in zip(optimizers, run.current["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
-            now = {key: saved[key] for key in now}
-            if not 0 < now["step"] < steps:
-                raise ValueError(f"step {now['step']} of {steps}")
+    number, count = processes()
     parallel = nn.parallel.DistributedDataParallel(model) if count > 1 else model
     told = time.perf_counter()
-    start = told - now["seconds"]
-    for step in range(now["step"] + 1, steps + 1):
-        seed_by_name(keep.config.seed, name, step)
-        source, target = (x[number::count].to(device) for x in batch(step / steps))
-        loss = take_step(parallel, optimizers, source, target, rate(step, steps),
-                         keep.config.precision)
-        last = step % 25 == 0 and step >= 50 and done(model) or step == steps
+    start = told - seconds
+    for step in range(begun + 1, steps + 1):
+        seed_by_name(run.config.seed, name, step)
+        source, target = (x[number::count].to(run.device) for x in draw_batch(step))
+        loss = take_step(parallel, optimizers, source, target, rate(step))
+        last = step == steps
+        if done and step % 25 == 0 and step >= 50:
+            last = done(model) or last
         if step % 100 == 0 or last:
-            now["curve"].append([step, loss.item(), *check(model)])
-        if time.perf_counter() - told > SECONDS or last:  # here a GPU is waited for
+            curve.append([step, loss.item(), *(check(model) if check else [])])
+        if last or time.perf_counter() - told > SECONDS:  # here a GPU is waited for
             told = time.perf_counter()
-            now |= dict(step=step, seconds=round(told - start, 2))
             if not loss.isfinite():
-                raise RuntimeError(f"the loss is {loss.item()} at step {step} of {name}")
-            report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {now['seconds']:.0f} s")
+                raise RunFailed(f"the loss is {loss.item()} at step {step} of {name}")
+            run.report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {told - start:.0f} s")
+            part = dict(steps=step, seconds=round(told - start, 2), curve=curve,
+                        weights={key: x.clone() for key, x in model.state_dict().items()})
             if last:
-                break
-            keep.current = dict(now, name=name, model=model.state_dict(),
-                                optimizers=[x.state_dict() for x in optimizers])
-            keep.save()
+                run.current = {}
+                return run.add(name, part)
+            states = [optimizer.state_dict() for optimizer in optimizers]
+            run.current = part | dict(name=name, optimizers=states)
+            run.save()
             told = time.perf_counter()  # saving takes time
-    weights = {key: x.clone() for key, x in model.state_dict().items()}
-    keep.current = {}
-    keep.part(name, lambda: dict(weights=weights, steps=now.pop("step"), **now))
 
 @torch.no_grad()
 def right_tokens(model, source, target):
@@ -1259,8 +1277,11 @@ def right_tokens(model, source, target):
     model.eval()
     device = next(model.parameters()).device
     chunk = max(1, 2 ** 12 // target.shape[1])  # rows that stay in a cache
-    return torch.cat([model(s.to(device), t[:, :-1].to(device)).argmax(-1).cpu() == t[:, 1:]
-                      for s, t in zip(source.split(chunk), target.split(chunk))])
+    right = []
+    for s, t in zip(source.split(chunk), target.split(chunk)):
+        tokens = model(s.to(device), t[:, :-1].to(device)).argmax(-1)
+        right.append(tokens.cpu() == t[:, 1:].cpu())
+    return torch.cat(right)
 
 def questions(config, length):
     """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
@@ -1277,132 +1298,131 @@ def evaluate(model, config, questions=questions, report=silent):
         report(f"test of {length} digits")
         seed_by_name(config.seed, "test", length)
         for name, (source, target) in questions(config, length).items():
-            right, shown = right_tokens(model, source, target), (target[:, 1:] < 10).any(0)
-            places = right[:, shown].float().mean(0).tolist()  # without END and padding
+            right, digit = right_tokens(model, source, target), target[:, 1:] < 10
+            shown = digit.any(0)  # without END and padding
+            places = (right & digit)[:, shown].sum(0) / digit[:, shown].sum(0)
             rows.append(dict(digits=length, set=name, correct=int(right.all(1).sum()),
-                             n=len(right), places=[round(x, 4) for x in places]))
+                             n=len(right), places=[round(x, 4) for x in places.tolist()]))
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
 
 def ask(model, config, question):
-    """A question, such as "123+748" -> the answer, "871"; without headroom, as of parity, its last
-    digit. Raises: ValueError outside the task."""
+    """A question, such as "123+748" -> the answer, "871". Raises: BadInput outside the task."""
     spec = TASKS[config.task]
     operands = question.split(spec.sign or None)
-    with refused(f"{question!r} is no question of {config.task}, {spec.about}"):
-        width = question_width(config.task, max(map(len, operands), default=0), config.base)
-        source, target = example(config.task, *operands, base=config.base, align=config.align,
-                                 width=max(config.widths[0], width))
+    width = max([config.widths[0]] + [len(text) + spec.headroom for text in operands])
+    source, target = example(config.task, *operands, width=width, align=config.align)
     source = encode(source)[None].to(next(model.parameters()).device)
     text = decode(generate(model, source, len(target) - 1)[0])[1:]
     digits = text.partition(END)[0]
-    if END not in text or not digits or not set(digits) <= set(VOCAB[:config.base]):
+    if END not in text or not digits or set(digits) - set(VOCAB[:spec.base]):
         return f"no number; the model wrote {text!r}"
-    return digits[-1] if spec.headroom == 0 else digits[::-1].lstrip("0") or "0"
+    return digits[-1] if spec.last_alone else digits[::-1].lstrip("0") or "0"
 
 def training_batch(config, numbers, B, power=1.0):
     """B questions on some of these numbers, at one of the run's widths -> source, target. power:
     above 1 the first, the short ones, come more often."""
     width = config.widths[int(torch.randint(len(config.widths), (1,)))]
-    pick = lambda: (len(numbers) * torch.rand(B) ** power).long()
-    number = lambda: to_digits(numbers[pick()], width, config.base)
-    operands = draw(config.task, B, config.base, number)
-    return arrange(config.task, operands, config.base, config.align)
 
-class Run(NamedTuple):
-    model: nn.Module
-    tests: dict  # as `evaluate` returns them
-    teacher: nn.Module = None  # calibrated methods: the vanilla model looked at,
-    attention: tuple = ()  # its averaged self- and cross-attention,
-    lines: tuple = ()  # what was calibrated from it,
-    proof: dict = None  # and whether the model is proved exact: see `retrain`
+    def number():
+        pick = (len(numbers) * torch.rand(B) ** power).long()
+        return to_digits(numbers[pick], width, TASKS[config.task].base)
 
-def learn(config, device, keep, report):
-    """Train and test an encoder-decoder -> Run. ABC has three stages: a vanilla model learns the
-    training numbers, its averaged attention is calibrated, and a model without positions is trained
-    with the bias. Source: v1, Sec. 5; v2, App. D. Differs: short numbers come first in the first
-    training (not in preset "paper"); Muon's rate falls to zero over its last 0.4, or all of
-    retraining; see `retrain`. Raises: RuntimeError."""
-    pool, held_out = split_numbers(config.seed)
+    return arrange(config.task, draw(config.task, B, number), config.align)
 
-    def stage(name, config, steps, bias=None, weights=None, done=lambda model: False):
-        seed_by_name(config.seed, name)
-        model = Transformer(config, bias).to(device)
-        if weights:
-            model.load_state_dict(weights)
-        tokens = lambda model: right_tokens(model, *training_batch(config, held_out, 1000))
-        check = lambda model: [float(tokens(model).all(1).float().mean())]
-        power = lambda share: 6 - 5 * share if bias is None and config.preset == "fast" else 1
-        batch = lambda share: training_batch(config, pool, config.batch, power(share))
-        falling = 0.4 if bias is None else 1.0
-        rate = lambda step, steps: 1.0 if config.optimizer == "adam" else min(
-            1.0, step / 30, (steps - step + 1) / (falling * steps))
-        train(model, batch, steps, rate, name, keep, report, check, done)
-        return model
+def fit(run, config, model, name, steps, short_first=False, falling=1.0, done=None):
+    """Train on the training numbers; the curve has the share of 1,000 held-out ones that are exact.
+    short_first: short numbers come more often at first. falling: the share of the steps over which
+    Muon's rate falls to zero, after 30 of warm-up; Adam's is constant."""
+    numbers, held_out = split_numbers(config.seed)
 
-    def average():
-        seed_by_name(config.seed, "attention")
-        examples = training_batch(teacher.config, pool, 1000)
-        return collect_attention(teacher, *(x.to(device) for x in examples))
+    def draw_batch(step):
+        power = 6 - 5 * step / steps if short_first else 1.0
+        return training_batch(config, numbers, config.batch, power)
 
-    def retrain():
-        """-> {"proved", "why" not, "kappa", "attempt", "windows", "margin", "lines"}: models are
-        trained until one is proved exact. The lines are those of the first kappa that decide the
-        answer. Training goes on from the teacher's weights; if that leads to no proof, which it may
-        for a head that is set on something else, anew with twice the steps, as in the paper; then
-        with the lines of the next kappa. What cannot be proved is trained once to the end (rules
-        "paper": anew)."""
-        attempt = 0
-        for kappa, lines, windows, why in itertools.islice(deciding_lines(config, attention), 2):
-            bias = calibrated_bias(config, lines)
-            for weights in (teacher.state_dict(), None):
-                if config.rules == "paper" and weights:
-                    continue
-                attempt += 1
-                name, looks = f"attempt {attempt}", []
+    def rate(step):
+        muon = min(1.0, step / 30, (steps - step + 1) / (falling * steps))
+        return muon if config.optimizer == "muon" else 1.0
 
-                def proved(model):
-                    looks.append(windows and prove(model, windows))
-                    return windows and looks[-1][0] >= MARGIN
+    def check(model):
+        right = right_tokens(model, *training_batch(config, held_out, 1000))
+        return [float(right.all(1).float().mean())]
 
-                steps = config.retrain_steps * (2 if windows and weights is None else 1)
-                model = stage(name, config, steps, bias, weights, proved)
-                proof = dict(proved=False, why=why, kappa=kappa, attempt=attempt,
-                             lines=[tuple(line) for line in lines])
-                if windows:
-                    if looks and looks[-1][0] >= MARGIN:
-                        margin, wrong = looks[-1]
-                    else:
-                        margin, wrong = prove(model, windows, enough=-INF)
-                    proof |= dict(windows=len(windows.codes), margin=margin)
-                    odd = unseen(windows, 8, 60)
-                    if wrong:
-                        proof["why"] = f"{len(wrong)} questions are wrong, such as {wrong[0]}"
-                    elif margin < MARGIN:
-                        proof["why"] = f"a right token leads by {margin:.2f}, not by {MARGIN}"
-                    elif odd:
-                        proof["why"] = f"{odd} shows a row what was not enumerated"
-                    else:
-                        proof["proved"] = True
-                if proof["proved"] or not windows or margin >= MARGIN:
-                    keep.parts["model"] = keep.parts.pop(name)
-                    return proof
-        keep.parts["model"] = keep.parts.pop(name)
-        return proof
+    optimizers = make_optimizers(model, config)
+    train(run, model, optimizers, name, steps, draw_batch, rate, check, done)
 
-    tests = lambda: evaluate(model, config, report=report)
-    if not METHODS[config.method].calibrated:
-        model = stage("model", config, config.steps)
-        return Run(model, keep.part("tests", tests))
-    plain = dataclasses.replace(config, method="vanilla", rules=None, retrain_steps=None,
-                                lengths=(6,))  # not tested
-    teacher = stage("teacher", plain, config.steps)
-    attention = keep.part("attention", average)
-    proof = keep.part("proof", retrain)
-    lines = [Line(*line) for line in proof["lines"]]
-    model = Transformer(config, calibrated_bias(config, lines)).to(device)
-    model.load_state_dict(keep.parts["model"]["weights"])
-    proof = {name: x for name, x in proof.items() if name != "lines"}
-    return Run(model, keep.part("tests", tests), teacher, attention, lines, proof)
+def learn(run):
+    """Make the parts of a run of an encoder-decoder that are not there. Source: v1, Sec. 5; v2,
+    App. D. Differs: short numbers come first in the first training (not in preset "paper"); Muon's
+    rate falls to zero; see `retrain`. Raises: RunFailed."""
+    # 1. A model with the method's positions learns the training numbers; for ABC a vanilla one.
+    config, calibrated = run.config, METHODS[run.config.method].calibrated
+    name, first = "model", config
+    if calibrated:
+        name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
+    seed_by_name(config.seed, name)
+    model = Transformer(first).to(run.device)
+    fit(run, first, model, name, config.steps, config.preset == "fast", falling=0.4)
+    if calibrated:
+        # 2. Its attention is averaged over training numbers, to find lines in it.
+        if "attention" not in run.parts:
+            seed_by_name(config.seed, "attention")
+            batch = training_batch(first, split_numbers(config.seed)[0], 1000)
+            average = collect_attention(model, *(x.to(run.device) for x in batch))
+            run.add("attention", tuple(weights.cpu() for weights in average))
+        # 3. A model without positions is trained with the lines as its bias.
+        if "proof" not in run.parts:
+            name, proof = retrain(run, model)
+            run.parts["model"] = run.parts.pop(name)
+            run.add("proof", proof)
+        lines = [Line(*line) for line in run.parts["proof"]["lines"]]
+        model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
+        run.restore(model, "model")
+    if "tests" not in run.parts:
+        run.add("tests", evaluate(model, config, report=run.report))
+
+def retrain(run, teacher):
+    """Train models with lines of the teacher's attention until one is proved -> name of the part
+    that has its weights, {"proved", "why" not, "kappa", "attempt", "lines", "windows", "margin"}.
+
+    The lines are those of the first kappa that decide the answer. Training goes on from the
+    teacher's weights. If that ends without a proof, as it may where a head is set on something
+    else, a new model gets twice the steps, as in the paper; then both are tried with the lines of
+    the next kappa. What cannot be proved is trained once to the end (rules "paper": anew)."""
+    config, attempt = run.config, 0
+    candidates = deciding_lines(config, run.parts["attention"])
+    for kappa, lines, windows, why in itertools.islice(candidates, 2):
+        for anew in [True] if config.rules == "paper" else [False, True]:
+            attempt, looks = attempt + 1, []
+            name, steps = f"attempt {attempt}", config.retrain_steps
+            seed_by_name(config.seed, name)
+            model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
+            if not anew:
+                model.load_state_dict(teacher.state_dict())
+            proof = dict(proved=False, why=why, kappa=kappa, attempt=attempt,
+                         lines=[tuple(line) for line in lines])
+            if windows is None:
+                fit(run, config, model, name, steps)
+                return name, proof
+
+            def proved(model):
+                # Looks mostly fail, and where the last one did: begin there.
+                again = [question for _, question in looks[-1][1]] if looks else []
+                looks.append(prove(model, again + windows.questions))
+                return not looks[-1][1]
+
+            fit(run, config, model, name, 2 * steps if anew else steps, done=proved)
+            if not looks or looks[-1][1]:
+                looks.append(prove(model, windows.questions, whole=True))
+            margin, doubtful = looks[-1]
+            proof |= dict(margin=round(margin, 3), windows=len(windows.questions))
+            if not doubtful:
+                odd = unseen(windows, 8, 60)
+                return name, proof | dict(proved=not odd, why=odd)
+            worst = as_asked(config.task, min(doubtful, key=lambda pair: pair[0])[1][0])
+            proof["why"] = f"{len(doubtful)} windows are wrong or in doubt, such as one of {worst}"
+    return name, proof
+
+SYSTEMS["seq2seq"] = System("encoder-decoder (ABC)", TASKS, Seq2SeqOptions, learn, Transformer)
 
 # -----
 # 8. Consecutive pairs: one attention head, read completely
@@ -1410,7 +1430,23 @@ def learn(config, device, keep, report):
 # holds its value - 1 or + 1. One layer and head, no feed-forward; and no positions, norm or
 # residual, of which the source says nothing.
 
-TASKS["consecutive"] = Task("is a neighbour of this integer there?", None, models=("head",))
+@dataclasses.dataclass
+class PairsOptions(Options):
+    """Options of consecutive pairs."""
+    samples: int = 10_000  # sequences a test
+    d_vocab: int = 16  # how many integers
+    d_model: int = 128  # width of embeddings
+    d_head: int = 32  # width of queries and keys
+    dummy: bool = False  # a dummy token before each sequence
+    plant: float = 0.0  # share of places that are made pairs
+    lr: float = 1e-4  # learning rate
+    batch: int = 1000  # sequences a step
+    steps: int = 10_000  # of training
+    lengths: tuple = (5,)  # integers of a sequence, as tested
+
+    optimizer = "adam"  # no option
+    choices = dict(preset=("fast",))
+    most = dict(plant=1, d_vocab=2 ** 16)
 
 def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     """-> source (B, length), with `dummy` a token V before it, target (B, 1 + length), the labels
@@ -1419,8 +1455,9 @@ def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     tokens = torch.randint(d_vocab, (B, length))
     first, n = tokens[:, 0:length - 1:2], length // 2
     side = 1 - 2 * torch.randint(2, (B, n))
-    side = torch.where((first + side < 0) | (first + side >= d_vocab), -side, side)
-    tokens[:, 1::2] = torch.where(torch.rand(B, n) < plant, first + side, tokens[:, 1::2])
+    outside = (first + side < 0) | (first + side >= d_vocab)
+    second = first + torch.where(outside, -side, side)
+    tokens[:, 1::2] = torch.where(torch.rand(B, n) < plant, second, tokens[:, 1::2])
     near = (tokens[:, :, None] - tokens[:, None]).abs() == 1  # (B, T, T)
     source = F.pad(tokens, (1, 0), value=d_vocab) if dummy else tokens
     return source, F.pad(near.any(2).long(), (1, 0))
@@ -1433,7 +1470,8 @@ class PairsHead(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
         nn.init.normal_(self.embedding.weight[:config.d_vocab], std=0.1)
-        self.attention = MultiHeadAttention(config.d_model, 1, d_head=config.d_head, d_out=1)
+        self.attention = MultiHeadAttention(config.d_model, 1, d_head=config.d_head)
+        self.attention.out = nn.Linear(config.d_head, 1)
         nn.init.constant_(self.attention.out.bias, 5.0)
 
     def forward(self, source, target):
@@ -1441,19 +1479,30 @@ class PairsHead(nn.Module):
         z = self.attention(x, x)[0][:, -target.shape[1]:]
         return torch.cat([torch.zeros_like(z), z], 2)
 
-def learn_pairs(config, device, keep, report):
-    """Train and test one head -> Run. Tests are drawn as in training ("random") and without planted
-    pairs ("uniform"). Differs: a constant rate; the source cuts it on a plateau, with a patience of
-    100, and takes the best of several seeds."""
-    draw = lambda B, length, plant: draw_pairs(B, length, config.d_vocab, plant, config.dummy)
-    sets = lambda config, length: {
-        "random": draw(config.samples, length, config.plant),
-        "uniform": draw(config.samples, length, 0.0)}
+def pairs_questions(config, length):
+    """Tests, drawn as in training ("random") and without planted pairs ("uniform")."""
+    sets = {}
+    for name, plant in ("random", config.plant), ("uniform", 0.0):
+        sets[name] = draw_pairs(config.samples, length, config.d_vocab, plant, config.dummy)
+    return sets
+
+def learn_pairs(run):
+    """Make the parts of a run of one head that are not there. Differs: a constant rate; the source
+    cuts it on a plateau, with a patience of 100, and takes the best of several seeds."""
+    config = run.config
     seed_by_name(config.seed, "model")
-    model = PairsHead(config).to(device)
-    train(model, lambda share: draw(config.batch, 5, config.plant), config.steps,
-          lambda step, steps: 1.0, "model", keep, report)
-    return Run(model, keep.part("tests", lambda: evaluate(model, config, sets, report)))
+    model = PairsHead(config).to(run.device)
+
+    def draw_batch(step):
+        return draw_pairs(config.batch, 5, config.d_vocab, config.plant, config.dummy)
+
+    optimizers = make_optimizers(model, config, betas=(0.9, 0.999))
+    train(run, model, optimizers, "model", config.steps, draw_batch, rate=lambda step: 1.0)
+    if "tests" not in run.parts:
+        run.add("tests", evaluate(model, config, pairs_questions, run.report))
+
+PAIRS = {"consecutive": "is a neighbour of this integer there?"}
+SYSTEMS["head"] = System("one attention head (Pairs)", PAIRS, PairsOptions, learn_pairs, PairsHead)
 
 # -----
 # 9. Encoders: one pass, relative positions, priming
@@ -1461,15 +1510,89 @@ def learn_pairs(config, device, keep, report):
 # start with their most significant digit and are padded on the right, so digits of equal weight
 # are aligned only in numbers of equal length. + and * serve for the paper's four signs.
 
-ENCODER = dict(operands=("number", "number"), sign="+", models=("universal", "encoder"))
-PRODUCT = ENCODER | dict(operands=("number", "short"), sign="*")
-TASKS |= {
-    "modular-addition": Task("(a + b) mod c", lambda a, b: a + b, modular=True, **ENCODER),
-    "multiplication": Task("a * b, b of few digits", product, **PRODUCT),
-    "modular-multiplication": Task("(a * b) mod c, b of few", product, modular=True, **PRODUCT),
-    "elementwise-addition": Task("a + b, carries dropped", lambda a, b: (a + b) % 10, headroom=0,
-                                 **ENCODER),
+class EncoderTask(NamedTuple):
+    about: str
+    columns: Callable  # as those of Task
+    sign: str
+    modular: bool = False  # the answer is a remainder of --modulus
+    carries: bool = True  # else an answer is as long as the longer operand
+
+ENCODER_TASKS = {  # at width 3 and modulus 100
+    # 12@+39@ -> $51@@
+    "addition": EncoderTask("a + b", operator.add, "+"),
+    # 98@+07@ -> $05
+    "modular-addition": EncoderTask("(a + b) mod c", operator.add, "+", modular=True),
+    # 12@*3@@ -> $36@@@@
+    "multiplication": EncoderTask("a * b, b of few digits", product, "*"),
+    # 12@*9@@ -> $08
+    "modular-multiplication": EncoderTask("(a * b) mod c, b of few", product, "*", modular=True),
+    # 15@+27@ -> $32@
+    "elementwise-addition": EncoderTask("a + b, carries dropped", lambda a, b: (a + b) % 10, "+",
+                                        carries=False),
 }
+SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
+         "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
+
+@dataclasses.dataclass
+class EncoderOptions(Options):
+    """Options of encoders."""
+    method: str = "rpe-k"  # positions and attention
+    size: str = "small"  # decides n_encoder, d_model and n_head where they are 0
+    n_encoder: int = 0  # layers, or rounds of one
+    d_model: int = 0  # width of the model
+    n_head: int = 0  # attention heads
+    dropout: float = 0.1  # probability
+    clip: int = 0  # relative offsets, -clip to clip; 0: twice the width
+    optimizer: str = "adam"  # of layers
+    lr: float = 1e-3  # peak learning rate
+    batch: int = 64  # examples a step
+    steps: int = 2000  # of training
+    width: int = 0  # digits of every number; 0: 20, or what is needed
+    lengths: tuple = (5, 6, 10)  # numbers tested are below 10^length
+    train_digits: int = 5  # digits of training numbers, at most
+    second_digits: int = 3  # of products: digits of the second operand, at most
+    modulus: int = 100  # of modular tasks
+    even: bool = False  # train on each length equally often
+    n_train: int = 5000  # first operands to train on
+    prime: int = 0  # long ones among them, for priming
+    prime_lengths: tuple = ()  # their digits; by default the longest tested
+    finetune: int = 0  # long ones to train on afterwards
+    retrain_steps: int = 1000  # of fine-tuning
+
+    n_layer, align = 0, False  # no options: there is no decoder
+    choices = Options.choices | dict(size=SIZES, optimizer=("muon", "adam"), method=(
+        "vanilla", "nope", "ape", "alibi", "rope", "rpe-k", "rpe-kq"))
+    most = dict(dropout=0.99, width=2000, train_digits=2000)
+    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples.
+    paper = dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
+                 lengths=(5, 6, 10, 15, 20))
+
+    def settle(self):
+        spec = ENCODER_TASKS[self.task]
+        sizes = SIZES.get(self.size, SIZES["small"])  # others are refused by `choices`
+        for name, usual in zip(("n_encoder", "d_model", "n_head"), sizes):
+            setattr(self, name, getattr(self, name) or usual)
+        if self.prime or self.finetune:
+            self.prime_lengths = self.prime_lengths or (max(self.lengths),)
+        self.has_short_operand = spec.columns is product
+        needed = max(*self.lengths, *self.prime_lengths, self.train_digits,
+                     self.second_digits * self.has_short_operand,
+                     len(str(self.modulus - 1)) * spec.modular)
+        self.width = self.width or max(needed, 20)  # Jelassi's for sums
+        self.clip = self.clip or 2 * self.width
+        if self.width < needed:
+            raise BadInput(f"--width: {self.width} is too narrow; {needed} digits are needed")
+        if self.prime > self.n_train:
+            raise BadInput(f"--prime: {self.prime} of {self.n_train} examples")
+        if self.method in METHODS:
+            self.check_heads()
+
+    def without_effect(self):
+        has_effect = {"clip": METHODS[self.method].relative, "retrain_steps": self.finetune,
+                      "prime_lengths": self.prime or self.finetune,
+                      "modulus": ENCODER_TASKS[self.task].modular,
+                      "second_digits": self.has_short_operand}
+        return {name for name, effect in has_effect.items() if not effect}
 
 def write_padded(a, length):
     """Digits (B, W) -> tokens (B, W): the lowest `length` (B,), highest first, then PAD."""
@@ -1478,36 +1601,36 @@ def write_padded(a, length):
 
 def arrange_encoder(task, a, b, modulus=100):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n), the answer behind a START
-    that is not read: 12 + 39 at width 3 is `12@+39@`, `$51@@`. Source: Jelassi, Sec. 2.1 (printed
-    with a pad less). Modular answers have as many digits as modulus - 1, element-wise sums those of
-    the longer operand."""
-    spec = TASKS[task]
-    room = a.shape[1] if "short" in spec.operands else spec.headroom
+    that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less). Modular answers have as
+    many digits as modulus - 1."""
+    spec = ENCODER_TASKS[task]
+    room = spec.carries * (a.shape[1] if spec.columns is product else 1)
     answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
-    length = n_digits(answer) if room else torch.maximum(n_digits(a), n_digits(b))
+    length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
     if spec.modular:
-        rest = torch.zeros_like(length)
+        rest = 0 * length
         for digit in answer.flip(1).unbind(1):  # Horner: no integer grows
             rest = (10 * rest + digit) % modulus
-        answer = to_digits(rest, len(str(modulus - 1)), 10)
-        length = torch.full_like(length, answer.shape[1])
-    mark = lambda symbol: encode(symbol).expand(len(a), -1)
-    question = [write_padded(a, n_digits(a)), mark(spec.sign), write_padded(b, n_digits(b))]
-    return torch.cat(question, 1), torch.cat([mark(START), write_padded(answer, length)], 1)
+        answer = to_digits(rest, len(str(modulus - 1)))
+        length = torch.full_like(rest, answer.shape[1])
+    signs, starts = (encode(symbol).expand(len(a), -1) for symbol in (spec.sign, START))
+    question = [write_padded(a, n_digits(a)), signs, write_padded(b, n_digits(b))]
+    return torch.cat(question, 1), torch.cat([starts, write_padded(answer, length)], 1)
+
+def draw_below(config, length, B, even=False):
+    """Numbers (B, width) below 10^length, 1 in place of 0; even: each length as often."""
+    digits, place = torch.randint(10, (B, length)), torch.arange(length)
+    if even:
+        top = torch.randint(length, (B, 1))  # place of the first digit
+        first = torch.randint(1, 10, (B, 1)) * (place == top)
+        digits = digits * (place < top) + first
+    digits[:, 0] += digits.sum(1) == 0
+    return F.pad(digits, (0, config.width - length))
 
 def draw_encoder(config, length, B, even=False):
-    """Operands (B, width) below 10^length, 1 in place of 0; even: each length as often."""
-    def below(length):
-        digits, place = torch.randint(10, (B, length)), torch.arange(length)
-        if even:
-            top = torch.randint(length, (B, 1))  # place of the first digit
-            first = torch.randint(1, 10, (B, 1)) * (place == top)
-            digits = digits * (place < top) + first
-        digits[:, 0] += digits.sum(1) == 0
-        return F.pad(digits, (0, config.width - length))
-
-    short = "short" in TASKS[config.task].operands
-    return below(length), below(config.second_digits if short else length)
+    """Operands (B, width) of B questions on numbers below 10^length."""
+    second = config.second_digits if config.has_short_operand else length
+    return draw_below(config, length, B, even), draw_below(config, second, B, even)
 
 def encoder_questions(config, length):
     """Test questions on numbers below 10^length. Source: Jelassi, Sec. 2.1."""
@@ -1521,6 +1644,10 @@ class Encoder(Transformer):
     scale the relative term, and widens embeddings of 128."""
     def __init__(self, config):
         super().__init__(config)
+        if config.model == "universal":  # one layer, again and again
+            self.encoder = nn.ModuleList([self.encoder[0]] * config.n_encoder)
+        for layer in self.encoder:
+            layer.feed_forward[1] = nn.GELU()
         if config.preset == "paper":
             self.dropout = nn.Sequential(nn.LayerNorm(config.d_model), self.dropout)
             for weight in self.parameters():
@@ -1530,53 +1657,78 @@ class Encoder(Transformer):
     def forward(self, source, target):
         return self.head(self.norm(self.read(source)[:, :target.shape[1]]))
 
-def learn_encoder(config, device, keep, report):
-    """Train on short numbers (--prime: and a few long ones), test; --finetune: train on long ones,
-    test again -> Run. The curve has the share right of each digit (Figs. 7, 10; of new questions).
-    Source: Jelassi, Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
+def fit_encoder(run, model, name, n, prime, steps):
+    """Train on n first operands, of which `prime` are long and keep their second one. The curve has
+    the share right of each digit (Figs. 7, 10; of new questions)."""
+    config = run.config
+    seed_by_name(config.seed, name, "examples")
+    a, b = draw_encoder(config, config.train_digits, n, config.even)
+    for turn, length in enumerate(config.prime_lengths):
+        places = torch.arange(prime)[turn::len(config.prime_lengths)]
+        a[places], b[places] = draw_encoder(config, length, len(places))
+
+    def draw_batch(step):
+        pick = torch.randint(n, (config.batch,))
+        _, fresh = draw_encoder(config, config.train_digits, config.batch, config.even)
+        second = torch.where((pick < prime)[:, None], b[pick], fresh)
+        return arrange_encoder(config.task, a[pick], second, config.modulus)
+
+    def rate(step):
+        return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
+
+    def check(model):
+        short = dataclasses.replace(config, lengths=(config.train_digits,), samples=200)
+        return evaluate(model, short, encoder_questions)["rows"][0]["places"]
+
+    optimizers = make_optimizers(model, config, decay=0.01, betas=(0.9, 0.999))
+    train(run, model, optimizers, name, steps, draw_batch, rate, check)
+
+def learn_encoder(run):
+    """Make the parts of an encoder's run that are not there: train on short numbers (--prime: and a
+    few long ones), test; --finetune: then train on long ones, test again. Source: Jelassi,
+    Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
+    config = run.config
     seed_by_name(config.seed, "model")
-    model = Encoder(config).to(device)
-    rate = lambda step, steps: min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
-    short = dataclasses.replace(config, lengths=(config.train_digits,), samples=200)
-    check = lambda model: evaluate(model, short, encoder_questions)["rows"][0]["places"]
-
-    def stage(name, n, prime, steps):
-        """n first operands, of which `prime` are long and keep their second one."""
-        seed_by_name(config.seed, name, "examples")
-        a, b = draw_encoder(config, config.train_digits, n, config.even)
-        lengths = config.prime_lengths or ()
-        for turn, length in enumerate(lengths):
-            places = torch.arange(prime)[turn::len(lengths)]
-            a[places], b[places] = draw_encoder(config, length, len(places))
-
-        def batch(share):
-            pick = torch.randint(n, (config.batch,))
-            _, fresh = draw_encoder(config, config.train_digits, config.batch, config.even)
-            second = torch.where((pick < prime)[:, None], b[pick], fresh)
-            return arrange_encoder(config.task, a[pick], second, config.modulus)
-
-        train(model, batch, steps, rate, name, keep, report, check)
-
-    tests = lambda: evaluate(model, config, encoder_questions, report)
-    stage("model", config.n_train, config.prime, config.steps)
+    model = Encoder(config).to(run.device)
+    first = "short numbers" if config.finetune else "model"
+    fit_encoder(run, model, first, config.n_train, config.prime, config.steps)
     if config.finetune:
-        keep.part("before", tests)
-        stage("finetune", config.finetune, config.finetune, config.retrain_steps)
-    return Run(model, keep.part("tests", tests))
+        if "before" not in run.parts:
+            run.add("before", evaluate(model, config, encoder_questions, run.report))
+        n = config.finetune
+        fit_encoder(run, model, "model", n, n, config.retrain_steps)
+    if "tests" not in run.parts:
+        run.add("tests", evaluate(model, config, encoder_questions, run.report))
+
+SYSTEMS["universal"] = System("encoder of one shared layer (Jelassi)", ENCODER_TASKS,
+                              EncoderOptions, learn_encoder, Encoder)
+SYSTEMS["encoder"] = SYSTEMS["universal"]._replace(about="encoder (Jelassi)")
 
 # -----
 # 10. Command line
 
-LEARN = {"seq2seq": learn, "encoder": learn_encoder, "head": learn_pairs}
+def read_checkpoint(folder):
+    """-> config, parts, training under way. Raises: BadInput; runs no code in the file."""
+    path = Path(folder) / "checkpoint.pt"
+    with kept_right(repr(str(folder))):
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():
+                raise ValueError("it is damaged")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
 
 def load(folder):
-    """Folder of a finished run -> model, config, Run. Raises: ValueError."""
+    """Folder of a finished run -> model, config, parts. Raises: BadInput."""
     config, parts, _ = read_checkpoint(folder)
     if not parts.keys() >= {"model", "tests"}:
-        raise ValueError(f"{str(folder)!r} is not finished; finish it by --from alone")
-    with refused(f"{str(folder)!r} does not fit"):
-        run = LEARN[config.kind](config, torch.device("cpu"), Keep(config, parts=parts), silent)
-    return run.model, config, run
+        raise BadInput(f"{str(folder)!r} is not finished; finish it by --from alone")
+    with kept_right(repr(str(folder))):
+        model = SYSTEMS[config.model].model(config)
+        if "proof" in parts:
+            lines = [Line(*line) for line in parts["proof"]["lines"]]
+            model.bias = calibrated_bias(config, lines)
+        model.load_state_dict(parts["model"]["weights"])
+    return model, config, parts
 
 def wilson(correct, n, z=1.959964):
     """95% interval of a share (Wilson 1927)."""
@@ -1587,21 +1739,27 @@ def percent(share):
     """Rounded down: 100 is all."""
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
 
-def make_record(config, device, run, parts):
+def make_record(run):
     """What a run came to, as plain values."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    commit = shutil.which("git") and subprocess.run(git, capture_output=True, text=True).stdout
-    cuda, threads = device.type == "cuda", f"cpu, threads: {torch.get_num_threads()}"
-    return dict(
-        config={name: x for name, x in dataclasses.asdict(config).items() if x is not None},
-        torch=torch.__version__, commit=(commit or "").strip(),
-        device=torch.cuda.get_device_name(device) if cuda else threads,
-        train={name: {key: x for key, x in part.items() if key != "weights"}
-               for name, part in parts.items() if "weights" in part},
-        lines=[line._asdict() for line in run.lines], proof=run.proof,
-        before=parts.get("before"), tests=run.tests)
+    commit = ""
+    if shutil.which("git"):
+        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True).stdout.decode(errors="replace").strip()
+    machine = f"cpu, threads: {torch.get_num_threads()}"
+    if run.device.type == "cuda":
+        machine = torch.cuda.get_device_name(run.device)
+    train = {}
+    for name, part in run.parts.items():
+        if "weights" in part:
+            train[name] = {key: part[key] for key in ("steps", "seconds", "curve")}
+    proof = dict(run.parts.get("proof", {}))
+    lines = [Line(*line)._asdict() for line in proof.pop("lines", [])]
+    return dict(config=run.config.given(), torch=torch.__version__, commit=commit, device=machine,
+                train=train, lines=lines, proof=proof, before=run.parts.get("before"),
+                tests=run.parts["tests"])
 
 def table(tests):
+    """Lines of text, a row a test."""
     yield "digits   exact  set        95% interval         n"
     for row in tests["rows"]:
         low, high = wilson(row["correct"], row["n"])
@@ -1610,47 +1768,62 @@ def table(tests):
 
 def summary(record):
     """The record as text."""
-    names, c = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}, record["config"]
-    out, seq2seq = [f"{c['task']}, {c['method']}, seed {c['seed']}"], c["model"] == "seq2seq"
+    config, proof, out = record["config"], record["proof"], []
+    out.append(f"{config['task']}, {config.get('method', config['model'])}, seed {config['seed']}")
     for name, part in record["train"].items():
-        exact = f", {percent(part['curve'][-1][2])} of 1,000 held-out exact" if seq2seq else ""
-        out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s{exact}")
-        out += [f"  layer {x['layer'] + 1} {x['attention']:<5} head {x['head'] + 1}: "
-                f"{names[x['direction']]}, block {x['block'] + 1}, offset {x['offset']}, bias "
-                f"{x['value']:.2f}, z {x['z']:.1f}" for x in record["lines"] if name == "teacher"]
-    if record["proof"]:
-        out.append(f"proof     {describe(record['proof'])}")
+        out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s")
+        if config["model"] == "seq2seq":
+            out[-1] += f", {percent(part['curve'][-1][2])} of 1,000 held-out exact"
+    for x in record["lines"]:
+        direction = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}[x["direction"]]
+        out.append(f"  layer {x['layer'] + 1} {x['attention']:<5} head {x['head'] + 1}: "
+                   f"{direction}, block {x['block'] + 1}, offset {x['offset']}, "
+                   f"bias {x['value']:.2f}, z {x['z']:.1f}")
+    if proof and proof["proved"]:
+        out.append(f"proof     exact at every length: right on all {proof['windows']:,} windows, "
+                   f"by {proof['margin']:.1f} or more; kappa {proof['kappa']}")
+    elif proof:
+        out.append(f"proof     not proved: {proof['why']}; kappa {proof['kappa']}")
     if record["before"]:
         out += ["", "before fine-tuning", *table(record["before"])]
-    return "\n".join([*out, f"tests     {record['tests']['seconds']:.1f} s on {record['device']}",
-                      "", *table(record["tests"])])
-
-def describe(proof):
-    """A proof in words."""
-    if not proof["proved"]:
-        return f"not proved: {proof['why']}"
-    return (f"exact at every length: right on all {proof['windows']:,} windows, by "
-            f"{proof['margin']:.1f} or more; kappa {proof['kappa']}, attempt {proof['attempt']}")
+    out += [f"tests     {record['tests']['seconds']:.1f} s on {record['device']}", ""]
+    return "\n".join([*out, *table(record["tests"])])
 
 def whole_numbers(text):
     return tuple(int(part) for part in text.split(","))
 
 class Parser(argparse.ArgumentParser):
     def error(self, message):
-        raise ValueError(message.removeprefix("argument "))
+        raise BadInput(message.removeprefix("argument "))
 
-def parser():
-    """Every field of Config is an option; those not given are absent."""
+def helps(options):
+    """Name of each option -> its comment, in the first paragraph of its class in this file."""
+    source, found = Path(__file__).read_text(encoding="utf-8"), {}
+    for kind in reversed(type(options).__mro__[:-1]):
+        fields = source.split(f"class {kind.__name__}")[1].partition("\n\n")[0]
+        found |= re.findall(r"    (\w+): .*?  # (.*)", fields)
+    return found
+
+def parse(argv):
+    """Arguments -> those given, as a dict. The options are those that have an effect on the task,
+    model, method and preset asked for; their defaults are those of such a run."""
+    first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
+    for name in "task", "model", "method", "preset", "prime", "finetune":
+        first.add_argument(flag(name), type=int if name in ("prime", "finetune") else str)
+    config = Config(**vars(first.parse_known_args(argv)[0]))
     p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
                description="Length generalization in arithmetic transformers.")
-    for field in dataclasses.fields(Config):
-        meta, kind = field.metadata, whole_numbers if field.type is tuple else field.type
-        how = dict(type=kind, choices=meta["choices"])
-        how = dict(action="store_true") if kind is bool else how
-        usual = [f"{kind} {x}" for kind, x in meta["usual"].items() if x not in (None, NO)]
-        text = meta["help"] + (f" ({', '.join(usual)})" if usual else "")
-        p.add_argument(flag(field.name), help=text, **how)
-    p.add_argument("--seeds", type=int, help="runs, from --seed on")
+    comments = helps(config)
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        how = dict(type=whole_numbers if field.type is tuple else field.type)
+        if field.type is bool:
+            how = dict(action="store_true")
+        if field.type is tuple:
+            value = ",".join(map(str, value))
+        if name not in config.without_effect():
+            p.add_argument(flag(name), **how, help=f"{comments[name]} ({value})")
+    p.add_argument("--seeds", type=int, help="runs, from --seed on (1)")
     p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there")
     p.add_argument("--out", help="new folder, by default in runs/")
     p.add_argument("--from", metavar="DIR", help="finish a run, test it at --lengths, --ask it")
@@ -1658,112 +1831,127 @@ def parser():
     p.add_argument("--json", action="store_true", help="print the record, JSON")
     p.add_argument("--quiet", action="store_true", help="no reports")
     p.add_argument("--list", action="store_true", help="print tasks, methods and models")
-    return p
+    return vars(p.parse_args(argv))
 
 def pick_device(config, name=None):
     """"cpu", "cuda" or None -> torch.device; sets up threads and, under torchrun, processes."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: cuda is not there")
-    if "WORLD_SIZE" in os.environ and not torch.distributed.is_initialized():
+        raise BadInput("--device: cuda is not there")
+    if processes()[1] > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
 
 def new_folder(config, options):
-    """New, so that no two runs share one."""
-    name = f"runs/{config.task}-{config.method}-seed{config.seed}-{time.time_ns()}"
-    folder = Path(options.get("out", name))
-    if "out" in options and "seeds" in options:
-        folder = folder / f"seed{config.seed}"
-    with refused(f"--out: {str(folder)!r} cannot be a new folder"):
+    """New, so that no two runs share one; for the first process alone."""
+    if processes()[0]:
+        return None
+    method = getattr(config, "method", config.model)
+    folder = Path(f"runs/{config.task}-{method}-seed{config.seed}-{time.time_ns()}")
+    if "out" in options:
+        folder = Path(options["out"], f"seed{config.seed}" if "seeds" in options else "")
+    try:
         folder.mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"--out: {str(folder)!r} cannot be a new folder: {error.strerror}") from None
     return folder
 
-def execute(keep, options):
+def execute(run, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
-    config, device = keep.config, pick_device(keep.config, options.get("device"))
-    report = silent if "quiet" in options or not rank0() else say
-    report(f"{config.task}, {config.method}, seed {config.seed}, {device}, {keep.folder or ''}")
-    keep.save()
-    run = LEARN[config.kind](config, device, keep, report)
-    if not rank0():
-        return
-    known = keep.parts["teacher"]["curve"][-1][2] if run.teacher else 1.0
-    if known < 0.99:
-        say(f"lengen: the teacher has {percent(known)} right; raise --steps")
-    record = make_record(config, device, run, keep.parts)
-    keep.write("result.json", json.dumps(record).encode())
-    print(json.dumps(record) if "json" in options else summary(record), flush=True)
+    first = processes()[0] == 0
+    run.device = pick_device(run.config, options.get("device"))
+    run.report = say if first and "quiet" not in options else silent
+    run.report(f"{run.config.task}, seed {run.config.seed}, {run.device}, {run.folder or ''}")
+    run.save()
+    SYSTEMS[run.config.model].learn(run)
+    if first:
+        record = make_record(run)
+        run.write("result.json", json.dumps(record).encode())
+        print(json.dumps(record) if "json" in options else summary(record), flush=True)
+        for name in {"teacher", "model"} & record["train"].keys():
+            known = record["train"][name]["curve"][-1][2:]
+            if run.config.model == "seq2seq" and known[0] < 0.99:
+                say(f"lengen: the {name} has {percent(known[0])} of held-out right; raise --steps")
 
 def go_on(options):
     """--from: finish a run, or test a finished one, whose folder stays as it is."""
-    config, parts, current = read_checkpoint(options["from"])
+    folder = options["from"]
+    config, parts, current = read_checkpoint(folder)
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
-    folder = None if Path(options["from"], "result.json").exists() else options["from"]
     for name in ("tests", "before") if changes else ():
         parts.pop(name, None)
-    with refused(f"{options['from']!r} does not fit", (TypeError, AttributeError, LookupError)):
-        execute(Keep(dataclasses.replace(config, **changes), folder, parts, current), options)
+    kept = None if Path(folder, "result.json").exists() else folder
+    execute(Run(dataclasses.replace(config, **changes), kept, parts, current), options)
 
 def answer(options):
     """--ask: a line for each question."""
     finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
     if "from" not in options and not finished:
-        raise ValueError("--ask: no finished run under runs/")
+        raise BadInput("--ask: no finished run under runs/")
     folder = options.get("from") or finished[-1].parent
     model, config, _ = load(folder)
-    if config.kind != "seq2seq":
-        raise ValueError(f"--ask: {config.model} models answer nothing")
+    if config.model != "seq2seq":
+        raise BadInput(f"--ask: {config.model} models answer nothing")
     say(f"asking {folder}")
     for question in options["ask"]:
         print(ask(model, config, question.replace(" ", "")), flush=True)
 
-# What goes with modes other than to train.
-ALONE = {"list": (), "ask": ("from",), "from": ("device", "json", "quiet", "lengths", "samples")}
+def print_lists(options):
+    """--list"""
+    for name, system in SYSTEMS.items():
+        print(f"--model {name}: {system.about}")
+        for task, spec in system.tasks.items():
+            print(f"  --task {task:<23} {getattr(spec, 'about', spec)}")
+    for name, method in METHODS.items():
+        print(f"--method {name:<14} {method.about}")
+
+# Options with which a command does something else than train, and those that go with each.
+MODES = {"list": (print_lists, ()), "ask": (answer, ("from",)),
+         "from": (go_on, ("device", "json", "quiet", "lengths", "samples"))}
 
 def run_command(options):
-    mode = next((mode for mode in ALONE if mode in options), None)
-    for name in options if mode else ():
-        if name not in (mode, *ALONE[mode]):
-            raise ValueError(f"{flag(name)}: {NO} on --{mode}")
-    if mode == "list":
-        for title, entries in (("tasks", TASKS), ("methods", METHODS), ("models", MODELS)):
-            print(title, *(f"  {name:<23} {getattr(entry, 'about', entry)}"
-                           for name, entry in entries.items()), sep="\n")
-        return 0
-    if mode:
-        return (answer if mode == "ask" else go_on)(options)
-    fields = Config.__dataclass_fields__
-    config = Config(**{name: x for name, x in options.items() if name in fields})
-    if options.get("seeds", 1) < 1:
-        raise ValueError("--seeds: at least 1")
-    pick_device(config, options.get("device"))  # before a folder is made
+    """-> exit code"""
+    for mode, (act, others) in MODES.items():
+        if mode in options:
+            for name in options:
+                if name not in (mode, *others):
+                    raise BadInput(f"{flag(name)}: not with --{mode}")
+            act(options)
+            return 0
+    control = ("seeds", "device", "out", "json", "quiet")
+    config = Config(**{name: x for name, x in options.items() if name not in control})
+    seeds = range(config.seed, config.seed + options.get("seeds", 1))
+    if not seeds:
+        raise BadInput("--seeds: at least 1")
+    configs = [dataclasses.replace(config, seed=seed) for seed in seeds]  # all are checked first
+    pick_device(config, options.get("device"))
     code = 0
-    for seed in range(config.seed, config.seed + options.get("seeds", 1)):
-        config = dataclasses.replace(config, seed=seed)
+    for config in configs:
         try:
-            execute(Keep(config, rank0() and new_folder(config, options)), options)
-        except RuntimeError as error:  # of this seed alone
+            execute(Run(config, new_folder(config, options)), options)
+        except RunFailed as error:  # of this seed alone
             code = fail(error, 1)
     return code
 
 def fail(error, code):
-    say(f"lengen: {str(error).partition(chr(10))[0] or repr(error)}")
+    say(f"lengen: {error}")
     return code
 
 def main(argv=None):
-    """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted."""
+    """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Other errors are bugs."""
     try:
-        return run_command(vars(parser().parse_args(argv))) or 0
+        return run_command(parse(argv))
     except BrokenPipeError:  # as of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
         return fail("interrupted; go on by --from DIR", 130)
-    except Exception as error:
-        return fail(error, 2 if isinstance(error, ValueError) else 1)
+    except RunFailed as error:
+        return fail(error, 1)
+    except BadInput as error:
+        return fail(error, 2)
 
 if __name__ == "__main__":
     sys.exit(main())

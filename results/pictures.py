@@ -5,6 +5,7 @@ accuracy.png has all runs; a folder of a run gets training.png and what its mode
 attention.png, places.png and pairs.png. Colours: Okabe and Ito.
 """
 
+import dataclasses
 import sys
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 import lengen as L
 from results import tables
 
-title = lambda config: f"{config.task}, {config.model}, {config.method}, seed {config.seed}"
+title = lambda config: f"{config.task}, {config.model}, seed {config.seed}"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
@@ -52,7 +53,8 @@ def accuracy(plt, groups):
         low, middle, high = (list(map(f, shares.values())) for f in (min, median, max))
         [line] = axes.plot(list(shares), middle, label=f"{method} {change}".removesuffix(" -"))
         axes.fill_between(list(shares), low, high, color=line.get_color(), alpha=0.2)
-        largest = L.n_digits(L.to_digits(torch.tensor([L.LIMIT - 1]), 24, config.get("base", 10)))
+        base = L.TASKS[task].base if task in L.TASKS else 10
+        largest = L.n_digits(L.to_digits(torch.tensor([L.LIMIT - 1]), 24, base))
         axes.axvspan(0.1, config.get("train_digits", int(largest)), color="0.92")
         ticks = sorted({x for line in axes.lines for x in line.get_xdata()})
         axes.set(xscale="log", title=task, xlabel="digits of each number (shaded: trained on)",
@@ -63,13 +65,20 @@ def accuracy(plt, groups):
     return figure
 
 
-def bias(plt, config, run, record, question):
+def teacher_of(config, parts):
+    """-> the vanilla model that ABC looked at."""
+    teacher = L.Transformer(dataclasses.replace(config, method="vanilla"))
+    teacher.load_state_dict(parts["teacher"]["weights"])
+    return teacher
+
+
+def bias(plt, config, model, parts, record, question):
     """The teacher's last averaged attention, and the bias made from it, laid out for 20 digits."""
     heads, last = [f"head {h + 1}" for h in range(config.n_head)], config.n_layer - 1
     figure, grid = plt.subplots(4, len(heads), squeeze=False, figsize=(2.5 * len(heads) + 1.5, 10))
     S, T = (tokens.shape[1] for tokens in L.questions(config, 20)["random"])
-    for kind, averaged, pair in zip(("self", "cross"), run.attention, (grid[:2], grid[2:])):
-        made = run.model.bias(last, kind, T - 1, S if kind == "cross" else T - 1)
+    for kind, averaged, pair in zip(("self", "cross"), parts["attention"], (grid[:2], grid[2:])):
+        made = model.bias(last, kind, T - 1, S if kind == "cross" else T - 1)
         low = min(float(made[made.isfinite()].min()), -0.1)
         places = "input position" if kind == "cross" else "output position", "output position"
         heat_maps(pair[0], heads, averaged[last], *places, f"averaged {kind}-attention", 0, 1)
@@ -88,19 +97,19 @@ def attend(model, texts):
     return seen, (~right[0]).nonzero().flatten().tolist()
 
 
-def attention(plt, config, run, record, question):
+def attention(plt, config, model, parts, record, question):
     """Of the last layer for one question, a row a head, the teacher beside the model."""
     sign, H = L.TASKS[config.task].sign, config.n_head
     L.seed_by_name(config.seed, "picture")
-    numbers = L.draw_test(config.task, 20, 1, config.base)
+    numbers = L.draw_test(config.task, 20, 1)
     question = question or sign.join(L.decode(a[0].flip(0)) for a in numbers)
     operands = question.split(sign or None)
-    width = L.question_width(config.task, max(map(len, operands)), config.base)
+    width = max(map(len, operands)) + L.TASKS[config.task].headroom
     texts = L.example(config.task, *operands, width=max(config.widths[0], width),
-                      base=config.base, align=config.align)
+                      align=config.align)
     if len(texts[1]) > 100:
         raise ValueError(f"--question: {len(texts[1])} tokens are too many for a picture")
-    models = [run.teacher, run.model] if run.teacher else [run.model]
+    models = [teacher_of(config, parts), model] if "teacher" in parts else [model]
     figure, grid = plt.subplots(H, 2 * len(models), squeeze=False, figsize=(8 * len(models), 3 * H),
                                 width_ratios=[1, 1.7] * len(models))
     for model, columns in zip(models, (grid.T[:2], grid.T[2:])):
@@ -117,7 +126,7 @@ def attention(plt, config, run, record, question):
     return figure
 
 
-def training(plt, config, run, record, question):
+def training(plt, config, model, parts, record, question):
     """Loss of every part by steps."""
     figure, axes = plt.subplots(figsize=(6, 3.6))
     for name, part in record["train"].items():
@@ -128,7 +137,7 @@ def training(plt, config, run, record, question):
     return figure
 
 
-def places(plt, config, run, record, question):
+def places(plt, config, model, parts, record, question):
     """Digits right by place and during training, answers wrong by carries (Jelassi, Fig. 6)."""
     figure, panels = plt.subplots(1, 3, figsize=(14, 4))
     for (digits, _), row in record["columns"].items():
@@ -139,8 +148,8 @@ def places(plt, config, run, record, question):
     L.seed_by_name(config.seed, "test", length := max(config.lengths))       # those of the test
     operands = L.draw_encoder(config, length, config.samples)
     asked = L.arrange_encoder(config.task, *operands, config.modulus)
-    wrong = 100.0 * ~L.right_tokens(run.model, *asked).all(1)
-    sums = L.TASKS[config.task].columns(*(F.pad(x, (0, config.width)) for x in operands))
+    wrong = 100.0 * ~L.right_tokens(model, *asked).all(1)
+    sums = L.ENCODER_TASKS[config.task].columns(*(F.pad(x, (0, config.width)) for x in operands))
     carries = (L.carry(sums, 10) != sums % 10).sum(1)        # into each place
     found = {n: wrong[carries == n] for n in carries.unique().tolist()}
     bars = panels[2].bar(list(found), [float(x.mean()) for x in found.values()])
@@ -154,9 +163,9 @@ def places(plt, config, run, record, question):
     return figure
 
 
-def pairs(plt, config, run, record, question):
+def pairs(plt, config, model, parts, record, question):
     """The scores of all integers, and their vectors where they have two dimensions."""
-    vectors, flat = tables.query_key(run.model), config.d_head == 2
+    vectors, flat = tables.query_key(model), config.d_head == 2
     figure, [panels] = plt.subplots(1, 1 + flat, figsize=(5 + 4.5 * flat, 4.2), squeeze=False)
     heat_maps(panels[:1], [title(config)], [vectors[0] @ vectors[1].T], "key", "query", "score")
     for name, points in zip(("query", "key"), vectors if flat else ()):
@@ -182,11 +191,11 @@ def main(argv=None):
         figures = {"accuracy": accuracy(plt, groups)} if groups else {}
         for folder in folders:
             record = tables.read_record((folder / "result.json").read_text(), None)[-1]
-            _, config, run = L.load(folder)
-            own = {"seq2seq": attention, "encoder": places, "head": pairs}[config.kind]
-            for draw in (training, own, bias) if run.teacher else (training, own):
+            model, config, parts = L.load(folder)
+            own = {"seq2seq": attention, "head": pairs}.get(config.model, places)
+            for draw in (training, own, bias) if "teacher" in parts else (training, own):
                 name = f"{folder.name}-" * (len(folders) > 1) + draw.__name__
-                figures[name] = draw(plt, config, run, record, options.question)
+                figures[name] = draw(plt, config, model, parts, record, options.question)
         for name, figure in figures.items():
             figure.savefig(out / f"{name}.png")
             print(out / f"{name}.png", file=sys.stderr)

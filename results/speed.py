@@ -33,7 +33,7 @@ def interleaved(rounds, *calls):
 
 def time_to_exact(seed, folder):
     """-> rows (what, seconds, None) of a run of successor into a folder, a process of its own."""
-    with L.refused("the run failed"):
+    with L.kept_right("what the run printed"):
         start, command = time.perf_counter(), [sys.executable, L.__file__, "--task=successor"]
         command += [f"--seed={seed}", "--quiet", "--json", f"--out={folder}"]
         record = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
@@ -127,9 +127,7 @@ def greedy(model, source, limit):
 
 def random_questions(config, digits, B):
     L.seed_by_name("speed", digits)
-    numbers = L.draw_test(config.task, digits, B, config.base)
-    padded = L.pad(config.task, numbers, L.question_width(config.task, digits, config.base))
-    return L.arrange(config.task, padded, config.base, config.align)
+    return L.draw_questions(config, L.draw_test, digits, B)
 
 
 def evaluation(model, source, target, rounds):
@@ -152,7 +150,7 @@ def measure(quick, seed, trained):
     with tempfile.TemporaryDirectory() as out:
         yield from () if quick else time_to_exact(seed, f"{out}/run")
         model, config = L.load(trained or f"{out}/run")[:2] if trained or not quick else synthetic()
-    if config.kind != "seq2seq":
+    if config.model != "seq2seq":
         raise ValueError("--from: only encoder-decoders answer digit by digit")
     ours, theirs, floor = training_step(10 if quick else 200)
     yield "a step of training, default model", ours, None

@@ -60,15 +60,21 @@ def circle_order(vectors):
     return found
 
 
+# Defaults of options that older records have.
+FORMER = dict(base=10, precision="float32", kappa_cross=0.3, kappa_self=0.5, method="nope")
+
+
 def changed_options(config):
     """Options of a record that are not the defaults, as flags, but for what was tested."""
     given = {name: tuple(x) if isinstance(x, list) else x for name, x in config.items()}
     pick = lambda *names: {name: given[name] for name in names if name in given}
-    key, first = pick("task", "model", "method", "preset"), L.TASKS[given["task"]].models[0]
+    names = ("task", "model", "preset") + ("method",) * (given["task"] not in L.PAIRS)
+    key, first = pick(*names), L.Config(given["task"]).model
     leading = ("size", "width", "n_train", "prime", "finetune")      # others follow from these
     plain, usual = (dataclasses.asdict(L.Config(**key, **more))
                     for more in ({}, pick("lengths", *leading)))
-    usual |= dict(preset="fast", model=first) | {name: plain[name] for name in leading}
+    usual |= FORMER | dict(preset="fast", model=first)
+    usual |= {name: plain[name] for name in leading if name in plain}
     text = lambda x: ",".join(map(str, x)) if isinstance(x, tuple) else str(x)
     return " ".join(L.flag(name) + f" {text(x)}" * (x is not True) for name, x in given.items()
                     if name not in ("task", "method", "seed", "lengths", "samples")
@@ -99,13 +105,13 @@ def read_record(line, folder):
 
 def read(paths):
     """Files and folders -> {key: records}, of each seed the last. Raises: ValueError."""
-    groups, order = {}, list(L.TASKS)
+    groups, order = {}, [task for system in L.SYSTEMS.values() for task in system.tasks]
     for path in map(Path, paths):
         for file in sorted(path.rglob("result.json")) or [path]:
-            with L.refused(f"{str(file)!r} holds no finished run"):
+            with L.kept_right(f"a finished run in {str(file)!r}"):
                 lines = file.read_text(encoding="utf-8").splitlines()
             for number, line in enumerate(lines or [""], 1):
-                with L.refused(f"line {number} of {str(file)!r} is no record"):
+                with L.kept_right(f"line {number} of {str(file)!r}"):
                     for record in read_record(line, path.is_dir() and file.parent):
                         groups.setdefault(record["key"], {})[record["seed"]] = record
     return {key: [groups[key][seed] for seed in sorted(groups[key])]
