@@ -57,6 +57,9 @@ class BadInput(ValueError):
 class RunFailed(RuntimeError):
     """A run that cannot go on. On the command line: one line and exit code 1."""
 
+class NotEnumerated(Exception):
+    """Why the windows of some lines cannot be enumerated: section 6."""
+
 # -----
 # 1. Tasks: digits in, tokens out
 # A digit's token is its value. Numbers are digits (B, W), the least significant first.
@@ -107,7 +110,7 @@ class Task(NamedTuple):
     admit: Callable = as_drawn  # operands drawn -> operands that have an answer
     last_alone: bool = False  # --ask shows only the digit written last
     steps: int = 600  # of the first training
-    retrain_steps: int = 300  # of retraining, at most
+    retrain_steps: int = 300  # of an attempt at retraining, at most
     batch: int = 64
     lr: float = 6e-3
 
@@ -182,9 +185,9 @@ def n_digits(a):
     return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
 
 def training_width(task):
-    """Width of training numbers: room for the largest and for its answer."""
+    """Width of training numbers: as many digits as the largest or its answer has."""
     spec = TASKS[task]
-    top = to_digits(torch.tensor([LIMIT - 1]), 24, spec.base)
+    top = to_digits(torch.tensor([LIMIT - 1]), 24, spec.base)  # wide enough in every base
     top = top[:, :int(n_digits(top)) + spec.headroom]
     digit = torch.full((1, 1), spec.base - 1)
     largest = [top if kind == "number" else digit for kind in spec.operands]
@@ -205,8 +208,10 @@ def draw(task, B, draw_number):
     """Operands for B questions: draw_number() draws digits (B, W), single digits are uniform."""
     spec, operands = TASKS[task], []
     for kind in spec.operands:
-        digit = torch.randint(spec.base, (B, 1))
-        operands.append(draw_number() if kind == "number" else digit)
+        if kind == "number":
+            operands.append(draw_number())
+        else:
+            operands.append(torch.randint(spec.base, (B, 1)))
     return spec.admit(*operands)
 
 def distinct(draw_some, B):
@@ -247,8 +252,8 @@ def draw_hard(task, length, samples):
         for kind in spec.operands:
             digits = torch.randint(spec.base, (samples, length))
             kinds = [digits, 0 * digits, 0 * digits + spec.base - 1]
-            for first in operands[:1]:
-                kinds += [first, spec.base - 1 - first]
+            if operands:
+                kinds += [operands[0], spec.base - 1 - operands[0]]
             pick = torch.randint(len(kinds), (samples, length + 1)).gather(1, run)
             mixed = torch.stack(kinds).gather(0, pick[None])[0]
             operands.append(mixed if kind == "number" else digits[:, :1])
@@ -426,7 +431,6 @@ class Method(NamedTuple):
     bias: Callable = None
     rotate: Callable = None  # see MultiHeadAttention
     relative: str = ""  # relative table in every attention: "k" or "kq"
-    clip: int = 16  # its offsets, -clip to clip
     by_place: bool = False  # the bias opens places: for decoders, trained at several widths
     align: bool = False  # the source interleaves its two operands
     calibrated: bool = False  # the bias comes from a model trained before
@@ -472,7 +476,7 @@ class Options:
     model: str = ""  # what learns it; by default the task's first
     preset: str = "fast"  # defaults, norms and embeddings
     seed: int = 0  # of every random stream
-    samples: int = 1000  # questions a length; above 100 digits a fifth
+    samples: int = 1000  # questions a length
 
     paper = {}  # what preset "paper" changes
     choices = dict(preset=("fast", "paper"))
@@ -486,7 +490,7 @@ class Options:
             if value not in choices:
                 raise BadInput(f"{flag(name)}: {value!r} is none of {', '.join(choices)}")
             if field.type in (int, float, tuple):
-                least = 1 if field.default and field.type is not float else 0
+                least = 0 if field.default == 0 or field.type is float else 1
                 for number in value if field.type is tuple else [value]:
                     if not least <= number <= self.most.get(name, 10 ** 9):
                         raise BadInput(f"{flag(name)}: {number} is out of its limits")
@@ -529,7 +533,8 @@ def Config(task="successor", model="", preset="fast", **given):
 
 @dataclasses.dataclass
 class Seq2SeqOptions(Options):
-    """Options of encoder-decoders. The task decides those that are 0 here."""
+    """Options of encoder-decoders. The task decides rate, batch and steps that are 0 here."""
+    samples: int = 1000  # questions a length; above 100 digits a fifth
     method: str = "abc"  # positions and attention
     rules: str = "robust"  # of calibration
     n_encoder: int = 0  # encoder layers
@@ -541,10 +546,11 @@ class Seq2SeqOptions(Options):
     lr: float = 0.0  # peak learning rate
     batch: int = 0  # examples a step
     steps: int = 0  # of the first training
-    retrain_steps: int = 0  # of retraining, at most
+    retrain_steps: int = 0  # of an attempt at retraining, at most
     width: int = 0  # digits of every number; 0: as many as are needed
     lengths: tuple = (6, 10, 20, 60)  # digits tested
 
+    clip = 16  # no option: offsets of relative tables
     choices = Options.choices | dict(method=METHODS, rules=("robust", "paper"),
                                      optimizer=("muon", "adam"))
     most = dict(dropout=0.99, width=2000)
@@ -587,7 +593,7 @@ class Layer(nn.Module):
 
     def attention(self, config):
         method = METHODS[config.method]
-        return MultiHeadAttention(config.d_model, config.n_head, method.relative, method.clip,
+        return MultiHeadAttention(config.d_model, config.n_head, method.relative, config.clip,
                                   method.rotate, config.dropout)
 
     def residual(self, norm, x, sublayer):
@@ -603,9 +609,11 @@ class Layer(nn.Module):
         return self.residual(self.norms[-1], x, self.feed_forward)
 
 def bound(part, config):
-    """A function of a method with its config in place, or a module made from it; None: nothing."""
-    if part is None or isinstance(part, type):
-        return part and part(config)
+    """A function of a method with its config in place, or a module made from it; or None."""
+    if part is None:
+        return None
+    if isinstance(part, type):
+        return part(config)
     return functools.partial(part, config)
 
 class Transformer(nn.Module):
@@ -697,7 +705,8 @@ def line_index(direction, i, j, N):
     """Number of the line through row i, column j of N: key - query along the diagonal (1, 1), the
     column along the vertical (1, 0), and along the anti-diagonal (1, -1), which starts at the right
     edge, the column counted from there minus the row."""
-    return {1: j - i, 0: j + 0 * i, -1: (N - 1 - j) - i}[direction]
+    i, j = torch.broadcast_tensors(i, j)
+    return {1: j - i, 0: j, -1: (N - 1 - j) - i}[direction]
 
 def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None,
                markers=None):
@@ -713,7 +722,7 @@ def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blo
     operand moves away from the end of the source; within its own block its lines stay in place.
     markers (n,) bool: columns where a vertical may open; within a number a column means nothing.
     support: share of the rows that a line must exceed; the mean of a corner is high by chance.
-    of_largest: kappa is a share of sqrt(n - 1), the largest z that one of n lines can have. By the
+    of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
     paper's kappa of 4.5 none of fewer than 22 lines can open.
     """
     m, n = attention.shape[1:]
@@ -896,17 +905,23 @@ def calibrated_bias(config, lines):
 # A carry is made by the digits below. It takes all its values where the place below takes every
 # digit (of two numbers: 0 or the highest) and all further places are 0 or all are the highest, as
 # nearer and further carries are alike. So short questions, enumerated, show all windows there are.
+# For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
+# digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
+# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not.
 #
 # Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
-# right on each of them, so is row t. Then greedy decoding is right for every question. The order of
-# sums differs at other widths: logits by about 1e-5, so the right token must lead by MARGIN.
+# right on each of them, so is row t. Then greedy decoding is right for every question that has
+# its headroom of zeros in front, as all that are asked have. The order of sums differs at other
+# widths: logits change by about 1e-5, so the right token must lead by MARGIN.
 #
 # That far places matter by what is carried alone is true of these tasks, not of every task that
-# one may write. So random and hard questions must not show a window that was not enumerated: short
-# ones before anything is trained, long ones (`unseen`) before a model is called proved.
+# one may write. So random and hard questions must show no window that was not enumerated, and none
+# that needs another token: short ones before anything is trained, long ones (`unseen`) before a
+# model is called proved.
 
 MARGIN = 0.5  # logits by which the right token must lead
-TOO_MANY = 2 ** 21  # questions to enumerate for one row
+TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
+FURTHER = -1  # in place of a digit: as at all further places
 KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
 
@@ -925,14 +940,12 @@ def seen(config, lines, source, target, rows):
         parts.append(code.transpose(1, 2).flatten(2))
     return torch.cat(parts, 2)
 
-def first_of_each(rows):
-    """Rows (N, L) of integers >= 0 -> for each row the index of the first row equal to it (N,)."""
-    number = torch.zeros(len(rows), dtype=torch.int64)  # of a row so far, among the distinct ones
+def distinct_rows(rows):
+    """Rows (N, L) of tokens -> an index of each distinct one."""
+    number = torch.zeros(len(rows), dtype=torch.int64)  # of a row so far, among those that differ
     for column in rows.unbind(1):
-        _, number = (number * (int(column.max()) + 1) + column).unique(return_inverse=True)
-    index = torch.arange(len(rows))
-    first = torch.full_like(index, len(rows)).scatter_reduce(0, number, index, "amin")
-    return first[number]
+        _, number = (number * len(VOCAB) + column).unique(return_inverse=True)
+    return list(dict(zip(number.tolist(), range(len(rows)))).values())
 
 def as_asked(task, source):
     """Source (S,) -> the question as `ask` takes it, 123+748."""
@@ -950,32 +963,31 @@ def draw_questions(config, draw_some, length, samples):
 class Windows:
     """Distinct windows that rows have through some lines.
 
-    questions: source (S,), target (T + 1,) and row of a question that shows each. same: two
-    questions that look the same to a row and differ there; "" where none do: the lines decide."""
+    found: code -> token that must be written, source (S,), target (T + 1,) and row of a question
+    that shows it. same: two questions that look the same to a row and differ there, in words; ""
+    where none do, so that the lines decide the answer."""
     def __init__(self, config, lines):
-        self.config, self.lines, self.questions, self.same = config, lines, [], ""
-        self.codes = self.wanted = torch.empty(0, dtype=torch.int64)  # see `seen`; tokens to write
+        self.config, self.lines, self.found, self.same = config, lines, {}, ""
 
     def add(self, source, target, rows):
-        """Keep what rows [R] see of these questions, where it is new -> the new questions."""
-        known = len(self.questions)
-        codes = seen(self.config, self.lines, source, target, rows).flatten(0, 1)
-        codes = torch.cat([self.codes, codes])
-        wanted = torch.cat([self.wanted, target[:, 1:][:, rows].flatten()])
-        more = [(s, t, row) for s, t in zip(source, target) for row in rows]
-        questions, first = self.questions + more, first_of_each(codes)
-        for i in (wanted != wanted[first]).nonzero().flatten().tolist()[:1]:
-            pair = [int(first[i]), i]
-            one, other = (as_asked(self.config.task, questions[j][0]) for j in pair)
-            self.same = (f"{one} and {other} look the same to a row that must write "
-                         f"{' or '.join(decode(wanted[pair]))}")
-        new = (first == torch.arange(len(first))).nonzero().flatten()
-        self.codes, self.wanted = codes[new], wanted[new]
-        self.questions = [questions[i] for i in new.tolist()]
-        return self.questions[known:]
+        """Keep what rows [R] see of these questions (B, .) -> sources of those that show more."""
+        more = []
+        codes = seen(self.config, self.lines, source, target, rows).tolist()  # (B, R, L)
+        wanted = target[:, 1:][:, rows].tolist()
+        for s, t, codes_of_rows, tokens in zip(source, target, codes, wanted):
+            for row, code, token in zip(rows, codes_of_rows, tokens):
+                known, other, *_ = self.found.setdefault(tuple(code), (token, s, t, row))
+                if other is s:
+                    more.append(s)
+                elif known != token:
+                    one, two = as_asked(self.config.task, other), as_asked(self.config.task, s)
+                    self.same = (f"{one} and {two} look the same to a row that must write "
+                                 f"{VOCAB[known]} or {VOCAB[token]}")
+        return more
 
 def places_of(lines, row, width):
-    """Places of the numbers that a row looks at, or that make a token which it sees or writes."""
+    """Places of the numbers that a row looks at, or that make a token which it sees or writes. With
+    lines along (1, 1) the answer runs leftward, from the first digit on."""
     leftward, written, places = False, {row, row - 1}, set()
     for line in lines:
         if line.attention == "self":
@@ -992,12 +1004,14 @@ def places_of(lines, row, width):
 def all_questions(config, places, width, both_sides):
     """Operands, in pieces, of the questions that show all windows of a row that looks at these
     places: see the head of this section. both_sides: what is carried may come from above, too.
-    Raises: OverflowError."""
+    Raises: NotEnumerated."""
     spec = TASKS[config.task]
     digits, extremes = range(spec.base), (0, spec.base - 1)
+    near = {place - 1 for place in places}
+    if both_sides:
+        near |= {place + 1 for place in places}
     near_choice = digits if spec.operands.count("number") == 1 else extremes
-    near = {place - 1 for place in places} | {place + 1 for place in places if both_sides}
-    sizes, choices = [], [extremes]  # the first choice is made for all further places at once
+    sizes, choices = [], [extremes]  # the first choice is made for all FURTHER places at once
     for kind in spec.operands:
         sizes.append(width if kind == "number" else 1)
         for place in range(sizes[-1]):
@@ -1006,69 +1020,74 @@ def all_questions(config, places, width, both_sides):
             elif kind == "digit" or place in places:
                 choices.append(digits)
             else:
-                choices.append(near_choice if place in near else (-1,))
+                choices.append(near_choice if place in near else (FURTHER,))
     total = math.prod(len(choice) for choice in choices)
     if total > TOO_MANY:
-        raise OverflowError(f"{total:,} questions for a row are too many to enumerate")
+        raise NotEnumerated(f"{total:,} questions for a row are too many to enumerate")
     for index in torch.arange(total).split(2 ** 18):
         columns = []
         for choice in choices:
             columns.append(torch.tensor(choice)[index % len(choice)])
             index = index // len(choice)
-        further, table = columns[0][:, None], torch.stack(columns[1:], 1)
-        yield spec.admit(*torch.where(table < 0, further, table).split(sizes, 1))
+        everywhere, table = columns[0][:, None], torch.stack(columns[1:], 1)
+        yield spec.admit(*torch.where(table == FURTHER, everywhere, table).split(sizes, 1))
 
 def enumerate_windows(config, lines):
     """All windows that rows can have through these lines -> Windows; ends where two clash. Raises:
-    OverflowError where they are too many, or the task has others."""
+    NotEnumerated where they are too many, or the task has others."""
     spec, windows, narrowest = TASKS[config.task], Windows(config, lines), config.widths[0]
     leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
     both_sides = leftward or spec.admit is not as_drawn
-    # At width `enough` a row between sees neither end, with room for carries on either side; the
-    # windows of greater widths are those. Narrower widths of the run are enumerated themselves.
+    # A row between, far from both ends, looks at places from low to high, relative to its own. At
+    # width `enough` there is one that has two places below these (of carries), one above (of
+    # numbers in order), and then the headroom. So each row is the same distance from one end, at
+    # least, as some row there, and wider questions show the same windows. Narrower ones that the
+    # run may ask, from its own width on, are enumerated themselves.
     between = places_of(lines, 10 ** 4, 2 * 10 ** 4)
-    enough = max(between) - min(between) + 4 + spec.headroom
+    enough = max(between) - min(between) + 1 + 2 + 1 + spec.headroom
     for width in range(narrowest, max(narrowest, enough) + 1):
         source, target = draw_questions(config, draw_test, width - spec.headroom, 1)
-        T = target.shape[1] - 1
+        T, S = target.shape[1] - 1, source.shape[1]
         own = run_keys(config, lines, 0, "self", T, T).columns
-        cross = run_keys(config, lines, 0, "cross", T, source.shape[1]).columns
+        cross = run_keys(config, lines, 0, "cross", T, S).columns
         for row in sorted({*range(min(enough, T)), *range(max(0, T - enough), T)}):
             places = places_of(lines, row, width)
             for operands in all_questions(config, places, width, both_sides):
                 source, target = arrange(config.task, operands)
                 looks = [target[:, own[row]], source[:, cross[row]], target[:, row:row + 2]]
-                differ = first_of_each(torch.cat(looks, 1)).unique()  # few do
+                differ = distinct_rows(torch.cat(looks, 1))  # few do
                 windows.add(source[differ], target[differ], [row])
                 if windows.same:
                     return windows
     odd = unseen(windows, narrowest - spec.headroom)
     if odd and not windows.same:
-        raise OverflowError(odd)
+        raise NotEnumerated(odd)
     return windows
 
 def unseen(windows, *lengths):
-    """-> a random or hard question of such a length that shows a new window, in words, or ""."""
+    """Add random and hard questions of these lengths -> what is wrong: one that shows a new window,
+    or two that clash; "" if nothing is."""
     config, odd = windows.config, ""
     seed_by_name(config.seed, "unseen")
     for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
         source, target = draw_questions(config, draw_some, length, 200)
-        for question, _, row in windows.add(source, target, list(range(target.shape[1] - 1))):
-            odd = f"{as_asked(config.task, question)} shows row {row} what was not enumerated"
-    return odd
+        for question in windows.add(source, target, list(range(target.shape[1] - 1))):
+            odd = f"{as_asked(config.task, question)} shows what was not enumerated"
+    return windows.same or odd
 
 @torch.no_grad()
 def prove(model, questions, whole=False):
-    """By how many logits does a right token lead over all others in these questions of Windows? ->
-    the smallest lead, [(lead, question)] below MARGIN. Ends with the first such unless whole."""
+    """By how many logits does the right token lead over all others, in each of these questions of
+    Windows.found? -> the smallest lead, [(lead, question)] of those below MARGIN. Ends with the
+    first such unless whole."""
     model.eval()
     device = next(model.parameters()).device
     margin, doubtful = INF, []
-    for (_, row), group in itertools.groupby(questions, lambda asked: (len(asked[0]), asked[2])):
+    for (_, row), group in itertools.groupby(questions, lambda asked: (len(asked[1]), asked[3])):
         group = list(group)
         for start in range(0, len(group), 1000):
             piece = group[start:start + 1000]
-            source, target, _ = zip(*piece)
+            _, source, target, _ = zip(*piece)
             source, target = torch.stack(source).to(device), torch.stack(target).to(device)
             logits = model(source, target[:, :row + 1])[:, row]  # (B, V)
             want = target[:, row + 1, None]
@@ -1099,7 +1118,7 @@ def deciding_lines(config, attention):
             before = opened
             try:
                 windows = enumerate_windows(config, lines)
-            except OverflowError as error:  # at lower kappas there are more
+            except NotEnumerated as error:  # nor can those of more lines be, at lower kappas
                 not_counted = not_counted or (kappa, lines, None, str(error))
                 break
             if windows.same:
@@ -1152,10 +1171,6 @@ class Run:
     def add(self, name, part):
         self.parts[name] = part
         self.save()
-
-    def restore(self, model, name):
-        with kept_right():
-            model.load_state_dict(self.parts[name]["weights"])
 
     def save(self):
         state, buffer = dict(parts=self.parts, current=self.current), io.BytesIO()
@@ -1233,7 +1248,8 @@ def train(run, model, optimizers, name, steps, draw_batch, rate, check=None, don
     check(model) -> a list, for the curve: [step, loss, *check] every 100 steps. done(model): asked
     every 25 steps, from 50 on, whether to stop. Raises: RunFailed where the loss is not finite."""
     if name in run.parts:
-        return run.restore(model, name)
+        with kept_right():
+            return model.load_state_dict(run.parts[name]["weights"])
     begun, curve, seconds = 0, [], 0.0
     if run.current.get("name") == name:
         with kept_right():
@@ -1331,8 +1347,8 @@ def training_batch(config, numbers, B, power=1.0):
 
 def fit(run, config, model, name, steps, short_first=False, falling=1.0, done=None):
     """Train on the training numbers; the curve has the share of 1,000 held-out ones that are exact.
-    short_first: short numbers come more often at first. falling: the share of the steps over which
-    Muon's rate falls to zero, after 30 of warm-up; Adam's is constant."""
+    short_first: short numbers come more often at first. falling: the share of the steps, the last,
+    over which the rates fall to zero, after 30 of warm-up. --optimizer adam has constant rates."""
     numbers, held_out = split_numbers(config.seed)
 
     def draw_batch(step):
@@ -1358,6 +1374,7 @@ def learn(run):
     config, calibrated = run.config, METHODS[run.config.method].calibrated
     name, first = "model", config
     if calibrated:
+        # It is not tested; lengths above 2,000 are not for vanilla models.
         name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)
@@ -1374,9 +1391,7 @@ def learn(run):
             name, proof = retrain(run, model)
             run.parts["model"] = run.parts.pop(name)
             run.add("proof", proof)
-        lines = [Line(*line) for line in run.parts["proof"]["lines"]]
-        model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
-        run.restore(model, "model")
+        model = build(config, run.parts).to(run.device)
     if "tests" not in run.parts:
         run.add("tests", evaluate(model, config, report=run.report))
 
@@ -1403,24 +1418,35 @@ def retrain(run, teacher):
             if windows is None:
                 fit(run, config, model, name, steps)
                 return name, proof
+            questions = list(windows.found.values())
 
             def proved(model):
                 # Looks mostly fail, and where the last one did: begin there.
                 again = [question for _, question in looks[-1][1]] if looks else []
-                looks.append(prove(model, again + windows.questions))
+                looks.append(prove(model, again + questions))
                 return not looks[-1][1]
 
             fit(run, config, model, name, 2 * steps if anew else steps, done=proved)
             if not looks or looks[-1][1]:
-                looks.append(prove(model, windows.questions, whole=True))
+                looks.append(prove(model, questions, whole=True))
             margin, doubtful = looks[-1]
-            proof |= dict(margin=round(margin, 3), windows=len(windows.questions))
+            proof |= dict(margin=round(margin, 3), windows=len(questions))
             if not doubtful:
                 odd = unseen(windows, 8, 60)
                 return name, proof | dict(proved=not odd, why=odd)
-            worst = as_asked(config.task, min(doubtful, key=lambda pair: pair[0])[1][0])
+            worst = as_asked(config.task, min(doubtful, key=lambda pair: pair[0])[1][1])
             proof["why"] = f"{len(doubtful)} windows are wrong or in doubt, such as one of {worst}"
     return name, proof
+
+def build(config, parts):
+    """Parts of a run, of any system -> its trained model. Raises: BadInput."""
+    with kept_right():
+        model = SYSTEMS[config.model].model(config)
+        if "proof" in parts:
+            lines = [Line(*line) for line in parts["proof"]["lines"]]
+            model.bias = calibrated_bias(config, lines)
+        model.load_state_dict(parts["model"]["weights"])
+        return model
 
 SYSTEMS["seq2seq"] = System("encoder-decoder (ABC)", TASKS, Seq2SeqOptions, learn, Transformer)
 
@@ -1447,6 +1473,10 @@ class PairsOptions(Options):
     optimizer = "adam"  # no option
     choices = dict(preset=("fast",))
     most = dict(plant=1, d_vocab=2 ** 16)
+
+    def settle(self):
+        if self.d_vocab < 4:
+            raise BadInput(f"--d-vocab: {self.d_vocab} is below 4")
 
 def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     """-> source (B, length), with `dummy` a token V before it, target (B, 1 + length), the labels
@@ -1520,7 +1550,7 @@ class EncoderTask(NamedTuple):
 ENCODER_TASKS = {  # at width 3 and modulus 100
     # 12@+39@ -> $51@@
     "addition": EncoderTask("a + b", operator.add, "+"),
-    # 98@+07@ -> $05
+    # 98@+7@@ -> $05
     "modular-addition": EncoderTask("(a + b) mod c", operator.add, "+", modular=True),
     # 12@*3@@ -> $36@@@@
     "multiplication": EncoderTask("a * b, b of few digits", product, "*"),
@@ -1722,13 +1752,7 @@ def load(folder):
     config, parts, _ = read_checkpoint(folder)
     if not parts.keys() >= {"model", "tests"}:
         raise BadInput(f"{str(folder)!r} is not finished; finish it by --from alone")
-    with kept_right(repr(str(folder))):
-        model = SYSTEMS[config.model].model(config)
-        if "proof" in parts:
-            lines = [Line(*line) for line in parts["proof"]["lines"]]
-            model.bias = calibrated_bias(config, lines)
-        model.load_state_dict(parts["model"]["weights"])
-    return model, config, parts
+    return build(config, parts), config, parts
 
 def wilson(correct, n, z=1.959964):
     """95% interval of a share (Wilson 1927)."""
@@ -1890,7 +1914,7 @@ def answer(options):
     finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
     if "from" not in options and not finished:
         raise BadInput("--ask: no finished run under runs/")
-    folder = options.get("from") or finished[-1].parent
+    folder = options["from"] if "from" in options else finished[-1].parent
     model, config, _ = load(folder)
     if config.model != "seq2seq":
         raise BadInput(f"--ask: {config.model} models answer nothing")

@@ -3,78 +3,120 @@
 # ./run_all.sh full    README's runs, but rows marked * and n x 3: many hours
 # ./run_all.sh check   25 kills, 10,000 digits, two processes
 #
-# A line of the lists has the options of runs; braces stand for all of their values. Records go to
-# runs/records/LIST.jsonl, and what has one is not run again. JOBS=2 runs two at a time.
+# Records go to runs/records/LIST.jsonl, and what has one is not run again. JOBS=2 runs two at a
+# time.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
 records=runs/records
-mkdir -p "$records"
-touch "$records/done" && rm -f "$records/failed"
+lines=()
 
-long="--lengths 6,10,15,20,50,60,100,200,500,1000"
-abc=("--task "{successor,addition,nx1,parity}" --seed "{{0..9},{30..34}}" $long")
-at="--lengths 6,10,20,60,200"
-size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64 --samples 1000"
-rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
-deep="--n-encoder 1 --n-layer 6"
-methods=(
-    "--task successor --steps 1500 --method rope --seed "{0..2}" $at"
-    "--task "{successor,"addition --steps 2000 --lr 4e-3"}" --method "{vanilla,rope,alibi,rpe-k}" $deep $at"
-    "--task addition --lr 4e-3 --steps 1500 --method window-cyclic $deep $at --seed "{0..2}
-    "--task "{"successor --steps 300","parity --steps 200"}" $size --seed "{0..2}
-    "--task successor --steps 1000 --retrain-steps 350 $rules --seed "{0..2}
-    "--task "{addition,nx1}" --steps 2000 --retrain-steps 1000 $rules"
-)
-for task in successor "addition --steps 2000 --lr 4e-3" "nx1 --steps 1200 --lr 4e-3 --batch 64" \
-    "parity --steps 320"; do
-    methods+=("--task $task --method "{vanilla,nope,ape,alibi,rope,rpe-k}" --seed "{0..2}" $at")
-    methods+=("--task $task --method "{rpe-kq,alibi-decoder}" --seed "{0..2}" $at")
-done
-for task in successor "addition --lr 4e-3" "nx1 --lr 4e-3 --batch 64" parity; do
-    methods+=("--task $task --steps 1500 --method window"{,-cyclic,-nope}" --seed "{0..2}" $at")
-    methods+=("--task $task --steps 1500 --method window-nope $deep $at --seed "{0..2})
-done
-sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
-modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12 --precision bf16"
-muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
-digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9 --prime-lengths 7"
-encoders=(
-    "--task elementwise-addition --method "{rpe-k,ape}" $sums --seed "{0..3}
-    "--task modular-addition --modulus "{100,101,128}" $modular $muon --seed "{0..2}
-    "--task multiplication $digit --lengths 5,6,7,8 --"{"prime 500","finetune 1000"}" --seed "{0..3}
-)
-dummy="--dummy --lr 1e-3"
-pairs=(
-    "--task consecutive "{,--dummy}" --seed "{0..3}
-    "--task consecutive $dummy --d-vocab 256 --plant 0.5 --steps 8000 --seed "{0..3}
-    "--task consecutive $dummy --batch 300 --d-head "{"2 --steps 16000","4 --steps 6000"}" --seed "{0..3}
-)
-every=("${abc[@]/#/abc }" "${methods[@]/#/methods }"
-    "${encoders[@]/#/encoders }" "${pairs[@]/#/pairs }")
+add() {  # add LIST OPTION...: a run
+    lines+=("$*")
+}
 
-run() {
-    local file=$records/$1.jsonl part=$records/$BASHPID
+seeds() {  # seeds "0 1 2" LIST OPTION...: a run a seed
+    local all=$1
+    shift
+    for seed in $all; do
+        add "$@" --seed "$seed"
+    done
+}
+
+list_abc() {
+    for task in successor addition nx1 parity; do
+        seeds "$1" abc --task $task --lengths 6,20,60,1000
+    done
+}
+
+list_methods() {
+    local at="--lengths 6,10,20,60,200" deep="--n-encoder 1 --n-layer 6"
+    local successor="--task successor" addition="--task addition --steps 2000 --lr 4e-3"
+    local nx1="--task nx1 --steps 1200 --lr 4e-3 --batch 64" parity="--task parity --steps 320"
+    for task in "$successor" "$addition" "$nx1" "$parity"; do
+        for method in vanilla nope ape alibi rope rpe-k rpe-kq alibi-decoder; do
+            seeds "0 1 2" methods $task --method $method $at
+        done
+    done
+    seeds "0 1 2" methods $successor --steps 1500 --method rope $at
+    for task in "$successor" "$addition" "$nx1" "$parity"; do
+        for method in window window-cyclic window-nope; do
+            seeds "0 1 2" methods $task --steps 1500 --method $method $at
+        done
+        seeds "0 1 2" methods $task --steps 1500 --method window-nope $deep $at
+    done
+    seeds "0 1 2" methods $addition --steps 1500 --method window-cyclic $deep $at
+    for method in vanilla rope alibi rpe-k; do
+        add methods $successor --method $method $deep $at
+        add methods $addition --method $method $deep $at
+    done
+    local size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64"
+    seeds "0 1 2" methods $successor --steps 300 $size --samples 1000
+    seeds "0 1 2" methods --task parity --steps 200 $size --samples 1000
+    local rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
+    seeds "0 1 2" methods $successor --steps 1000 --retrain-steps 350 $rules
+    add methods --task addition --steps 2000 --retrain-steps 1000 $rules
+    add methods --task nx1 --steps 2000 --retrain-steps 1000 $rules
+}
+
+list_encoders() {
+    local sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
+    seeds "0 1 2 3" encoders --task elementwise-addition --method rpe-k $sums
+    seeds "0 1 2 3" encoders --task elementwise-addition --method ape $sums
+    local modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12"
+    local muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
+    for modulus in 100 101 128; do
+        seeds "0 1 2" encoders --task modular-addition --modulus $modulus $modular $muon
+    done
+    local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9"
+    for few in "--prime 500" "--finetune 1000"; do
+        seeds "0 1 2 3" encoders --task multiplication $digit $few --prime-lengths 7 \
+            --lengths 5,6,7,8
+    done
+}
+
+list_pairs() {
+    local dummy="--task consecutive --dummy --lr 1e-3"
+    seeds "0 1 2 3" pairs --task consecutive
+    seeds "0 1 2 3" pairs --task consecutive --dummy
+    seeds "0 1 2 3" pairs $dummy --d-vocab 256 --plant 0.5 --steps 8000
+    seeds "0 1 2 3" pairs $dummy --batch 300 --d-head 2 --steps 16000
+    seeds "0 1 2 3" pairs $dummy --batch 300 --d-head 4 --steps 6000
+}
+
+run() {  # run LIST OPTION...
+    local list=$1 part=$records/$BASHPID
     shift
     if grep -qxF -- "$*" "$records/done"; then return; fi
     if python lengen.py "$@" --quiet --json > "$part"; then
-        cat "$part" >> "$file"
+        cat "$part" >> "$records/$list.jsonl"
         echo "$*" >> "$records/done"
     else
         echo "FAILED: lengen.py $*" | tee -a "$records/failed" >&2
     fi
     rm -f "$part"
 }
+
 case ${1:-} in
-    quick) wanted="^(abc|methods --task successor) .*--seed 0 --lengths" ;;
-    full) wanted="" ;;
+    quick)
+        list_abc 0
+        for method in vanilla nope ape alibi rope rpe-k window window-cyclic; do
+            add methods --task successor --method $method
+        done ;;
+    full)
+        list_abc "$(seq -s ' ' 400 429)"
+        list_methods
+        list_encoders
+        list_pairs ;;
     check) exec python -m pytest -q -s -m check ;;
     *) echo "usage: ./run_all.sh quick|full|check" >&2 && exit 2 ;;
 esac
-while read -r line; do
+mkdir -p "$records"
+touch "$records/done" && rm -f "$records/failed"
+for line in "${lines[@]}"; do
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n || true; done
     run $line &
-done < <(printf '%s\n' "${every[@]}" | grep -E -- "$wanted")
+done
 wait
 python -m results.tables "$records"/*.jsonl
 test ! -e "$records/failed"
