@@ -96,6 +96,7 @@ def product(a, b):
     return columns
 
 def as_drawn(*operands):
+    """Where all operands have an answer."""
     return operands
 
 class Task(NamedTuple):
@@ -397,6 +398,7 @@ class MultiHeadAttention(nn.Module):
 # of modules stands in place of the function; it is made from config and called with the rest.
 
 def sinusoids(config, side, T):
+    """The same for the source and the target."""
     return sinusoidal(torch.arange(T), config.d_model)
 
 def cyclic_sinusoids(config, side, T):
@@ -414,13 +416,16 @@ class LearnedPositions(nn.Embedding):
         return self.weight[:T]
 
 def window(config, layer, kind, T, S):
+    """w = 1, in the decoder."""
     if kind != "encoder":
         return window_bias(1, T, S, kind == "cross", 2 if config.align else 1)
 
 def alibi(config, layer, kind, T, S):
+    """In every attention."""
     return alibi_bias(config.n_head, T, S)
 
 def alibi_of_decoder(config, layer, kind, T, S):
+    """In self-attention of the decoder alone."""
     if kind == "self":
         return alibi_bias(config.n_head, T, S)
 
@@ -508,6 +513,7 @@ class Options:
         return {name: values[name] for name in values if name not in self.without_effect()}
 
     def check_heads(self):
+        """Heads, or their channel pairs, must part the width."""
         parts = self.n_head * (2 if METHODS[self.method].rotate else 1)  # RoPE rotates pairs
         if self.d_model % parts:
             raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
@@ -592,11 +598,13 @@ class Layer(nn.Module):
         self.norm_first = config.preset != "paper"
 
     def attention(self, config):
+        """One attention, as the method has it."""
         method = METHODS[config.method]
         return MultiHeadAttention(config.d_model, config.n_head, method.relative, config.clip,
                                   method.rotate, config.dropout)
 
     def residual(self, norm, x, sublayer):
+        """x + sublayer(x), with the norm where the preset has it."""
         y = sublayer(norm(x) if self.norm_first else x)
         return x + self.dropout(y) if self.norm_first else norm(x + self.dropout(y))
 
@@ -634,6 +642,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(C, len(VOCAB))
 
     def embed(self, tokens, side):
+        """Tokens (B, T) of the "source" or "target" -> (B, T, C)."""
         x = self.embedding(tokens)
         if self.position:
             x = x + self.position(side, tokens.shape[1]).to(x)
@@ -764,7 +773,8 @@ def lay_out(lines, H, M, blocks):
     return bias
 
 def open_keys(lines, H, M, blocks):
-    """The same as OpenKeys. The first key is column 0, closed unless a line runs there."""
+    """The same as OpenKeys: a key for each place of lines, which several heads may share. The first
+    key is column 0, for rows without any; here it is closed unless a line runs there."""
     rows = torch.arange(M)
     columns, values = [0 * rows], [torch.full((H, M), -INF)]
     for direction, block, offset in sorted({line[1:4] for line in lines}):
@@ -778,8 +788,9 @@ def open_keys(lines, H, M, blocks):
         columns.append((start + column) * inside)
         values.append(value)
     columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
-    # Where lines cross, several keys are one column: the first gets the greatest value, the others
-    # are closed.
+    # Where lines cross, two keys of a row are one column, such as 0, 4, 4, with values -inf, -0.1
+    # and 0. A column must count once: its first key gets the greatest value, the others are closed,
+    # here -inf, 0 and -inf.
     same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
     values = values[:, :, None].masked_fill(~same, -INF).amax(3)
     return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
@@ -814,10 +825,10 @@ def collect_attention(model, source, target, batch=250):
     """Attention averaged over examples that the model answers correctly: source (B, S), target
     (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D.
     Differs: weights, not scores (authors' code). Raises: RunFailed where no answer is right."""
-    seen, totals, correct = [], [], 0
+    watched, totals, correct = [], [], 0
 
     def watch(module, inputs, outputs):
-        seen.append(outputs[1])  # weights (B, H, T, S)
+        watched.append(outputs[1])  # weights (B, H, T, S)
 
     model.eval()
     with contextlib.ExitStack() as hooks:
@@ -825,9 +836,9 @@ def collect_attention(model, source, target, batch=250):
             for attention in layer.self_attention, layer.cross_attention:
                 hooks.enter_context(attention.register_forward_hook(watch))
         for s, t in zip(source.split(batch), target.split(batch)):
-            seen.clear()
+            watched.clear()
             right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
-            totals.append([weights[right].sum(0) for weights in seen])  # self, cross, self, ...
+            totals.append([weights[right].sum(0) for weights in watched])  # self, cross, self, ...
             correct += int(right.sum())
     if not correct:
         raise RunFailed("the model answers no example correctly; raise --steps")
@@ -1099,15 +1110,23 @@ def prove(model, questions, whole=False):
                 return margin, doubtful
     return margin, doubtful
 
+class Candidate(NamedTuple):
+    """Lines to train with."""
+    kappa: float
+    lines: list
+    windows: Windows = None  # None: not enumerated
+    why: str = ""  # not
+
 def deciding_lines(config, attention):
-    """Lines that decide the answer: two rows that look the same write the same token. For each
-    kappa from high to low -> (kappa, lines, Windows, ""); where windows cannot be enumerated the
-    last two are None and why. Raises: RunFailed where none decide."""
+    """Yields lines that decide the answer: two rows that look the same write the same token. Kappa
+    falls, and each Candidate opens other lines than the one before. Of lines along (1, 0) and
+    (1, -1) first; where none decide, of (1, 0) and (1, 1). If windows cannot be enumerated there is
+    one Candidate, without them. Raises: RunFailed where no lines decide."""
     if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
         why = "only one decoder layer with the robust rules and no encoder sees finitely much"
-        yield RULES[config.rules]["kappa"], calibrate(config, *attention), None, why
+        yield Candidate(RULES[config.rules]["kappa"], calibrate(config, *attention), None, why)
         return
-    same, not_counted, decided = "", None, False
+    same, not_enumerated, decided = "", None, False
     for directions in DIRECTIONS:
         before = None
         for kappa in KAPPAS:
@@ -1119,18 +1138,18 @@ def deciding_lines(config, attention):
             try:
                 windows = enumerate_windows(config, lines)
             except NotEnumerated as error:  # nor can those of more lines be, at lower kappas
-                not_counted = not_counted or (kappa, lines, None, str(error))
+                not_enumerated = not_enumerated or Candidate(kappa, lines, None, str(error))
                 break
             if windows.same:
                 same = same or windows.same
             else:
                 decided = True
-                yield kappa, lines, windows, ""
+                yield Candidate(kappa, lines, windows)
         if decided:
             return
-    if not not_counted:
+    if not not_enumerated:
         raise RunFailed(f"no lines decide the answer: {same}")
-    yield not_counted
+    yield not_enumerated
 
 # -----
 # 7. Training and evaluation
@@ -1169,10 +1188,12 @@ class Run:
         self.device, self.report = torch.device(device), report
 
     def add(self, name, part):
+        """A part is done."""
         self.parts[name] = part
         self.save()
 
     def save(self):
+        """All as plain values and tensors, which load without running code."""
         state, buffer = dict(parts=self.parts, current=self.current), io.BytesIO()
         torch.save(state | dict(config=self.config.given()), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
@@ -1299,7 +1320,7 @@ def right_tokens(model, source, target):
         right.append(tokens.cpu() == t[:, 1:].cpu())
     return torch.cat(right)
 
-def questions(config, length):
+def test_questions(config, length):
     """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
     samples = config.samples if length <= 100 else -(-config.samples // 5)
     sets = {"random": draw_questions(config, draw_test, length, samples)}
@@ -1307,13 +1328,13 @@ def questions(config, length):
         sets["hard"] = draw_questions(config, draw_hard, length, samples)
     return sets
 
-def evaluate(model, config, questions=questions, report=silent):
+def evaluate(model, config, draw_sets=test_questions, report=silent):
     """Test at config.lengths -> {"rows", "seconds"}; "places" is the share right of each digit."""
     rows, start = [], time.perf_counter()
     for length in sorted(set(config.lengths)):
         report(f"test of {length} digits")
         seed_by_name(config.seed, "test", length)
-        for name, (source, target) in questions(config, length).items():
+        for name, (source, target) in draw_sets(config, length).items():
             right, digit = right_tokens(model, source, target), target[:, 1:] < 10
             shown = digit.any(0)  # without END and padding
             places = (right & digit)[:, shown].sum(0) / digit[:, shown].sum(0)
@@ -1407,7 +1428,7 @@ def retrain(run, teacher):
     candidates = deciding_lines(config, run.parts["attention"])
     for kappa, lines, windows, why in itertools.islice(candidates, 2):
         for anew in [True] if config.rules == "paper" else [False, True]:
-            attempt, looks = attempt + 1, []
+            attempt += 1
             name, steps = f"attempt {attempt}", config.retrain_steps
             seed_by_name(config.seed, name)
             model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
@@ -1418,24 +1439,25 @@ def retrain(run, teacher):
             if windows is None:
                 fit(run, config, model, name, steps)
                 return name, proof
-            questions = list(windows.found.values())
+            questions, margin, doubtful = list(windows.found.values()), None, []
 
             def proved(model):
                 # Looks mostly fail, and where the last one did: begin there.
-                again = [question for _, question in looks[-1][1]] if looks else []
-                looks.append(prove(model, again + questions))
-                return not looks[-1][1]
+                nonlocal margin, doubtful
+                again = [question for _, question in doubtful]
+                margin, doubtful = prove(model, again + questions)
+                return not doubtful
 
             fit(run, config, model, name, 2 * steps if anew else steps, done=proved)
-            if not looks or looks[-1][1]:
-                looks.append(prove(model, questions, whole=True))
-            margin, doubtful = looks[-1]
+            if doubtful or margin is None:  # it failed, or nobody has looked
+                margin, doubtful = prove(model, questions, whole=True)
             proof |= dict(margin=round(margin, 3), windows=len(questions))
             if not doubtful:
-                odd = unseen(windows, 8, 60)
-                return name, proof | dict(proved=not odd, why=odd)
-            worst = as_asked(config.task, min(doubtful, key=lambda pair: pair[0])[1][1])
-            proof["why"] = f"{len(doubtful)} windows are wrong or in doubt, such as one of {worst}"
+                wrong = unseen(windows, 8, 60)
+                return name, proof | dict(proved=not wrong, why=wrong)
+            _, (_, worst, *_) = min(doubtful, key=lambda pair: pair[0])
+            proof["why"] = (f"{len(doubtful)} windows are wrong or in doubt, such as one of "
+                            f"{as_asked(config.task, worst)}")
     return name, proof
 
 def build(config, parts):
@@ -1814,9 +1836,11 @@ def summary(record):
     return "\n".join([*out, *table(record["tests"])])
 
 def whole_numbers(text):
+    """"6,10,20" -> (6, 10, 20)"""
     return tuple(int(part) for part in text.split(","))
 
 class Parser(argparse.ArgumentParser):
+    """One whose errors are one line, like all bad input."""
     def error(self, message):
         raise BadInput(message.removeprefix("argument "))
 
@@ -1960,6 +1984,7 @@ def run_command(options):
     return code
 
 def fail(error, code):
+    """Say why -> the exit code."""
     say(f"lengen: {error}")
     return code
 

@@ -774,14 +774,14 @@ def test_attempts_end_with_a_proof_or_say_why(monkeypatch):
     maps, looks = (torch.rand(1, 2, 8, 8),) * 2, []
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
     monkeypatch.setattr(L, "deciding_lines", lambda *given: iter(
-        (kappa, deciding("successor"), windows, "") for kappa in (0.8, 0.6, 0.4)))
+        L.Candidate(kappa, deciding("successor"), windows) for kappa in (0.8, 0.6, 0.4)))
     config = small(task="successor", method="abc", n_layer=1, n_encoder=0, retrain_steps=60)
     windows = L.enumerate_windows(config, deciding("successor"))
     for right, steps, failures in ((1, 50, 0), (4, 75, 1), (99, 120, 3)):   # the look that proves
         looks.clear()
         def prove(model, questions, whole=False):
             looks.append(model)
-            return (9.0, []) if len(looks) == right else (-1.0, [(-1.0, questions[12])])
+            return (9.0, []) if len(looks) == right else (-1.0, [(-1.0, questions[-1])])
         monkeypatch.setattr(L, "prove", prove)
         parts = learned(config).parts
         proof, failed = parts["proof"], [name for name in parts if "attempt" in name]
@@ -902,7 +902,7 @@ def test_tests_count_what_is_right():
             assert row["places"][:2] == [1, pytest.approx(1 - wrong / 300, abs=1e-4)]
             assert len(row["places"]) == max(7, row["digits"] + 1)           # the width
     assert not model.asked and L.evaluate(again, config)["rows"] == rows
-    assert [len(L.questions(config, length)["random"][0]) for length in (100, 101)] == [300, 60]
+    assert [len(L.test_questions(config, length)["random"][0]) for length in (100, 101)] == [300, 60]
 
 def test_places_count_digits_alone():
     """A model that writes PAD alone has no digit right, though most of the target is PAD."""

@@ -76,7 +76,7 @@ def bias(plt, config, model, parts, record, question):
     """The teacher's last averaged attention, and the bias made from it, laid out for 20 digits."""
     heads, last = [f"head {h + 1}" for h in range(config.n_head)], config.n_layer - 1
     figure, grid = plt.subplots(4, len(heads), squeeze=False, figsize=(2.5 * len(heads) + 1.5, 10))
-    S, T = (tokens.shape[1] for tokens in L.questions(config, 20)["random"])
+    S, T = (tokens.shape[1] for tokens in L.test_questions(config, 20)["random"])
     for kind, averaged, pair in zip(("self", "cross"), parts["attention"], (grid[:2], grid[2:])):
         made = model.bias(last, kind, T - 1, S if kind == "cross" else T - 1)
         low = min(float(made[made.isfinite()].min()), -0.1)
