@@ -216,8 +216,8 @@ def draw(task, B, draw_number):
     return spec.admit(*operands)
 
 def distinct(draw_some, B):
-    """Up to B distinct questions, from draws of about B operands each. Where fewer exist, 20 draws
-    find all of them."""
+    """Up to B distinct questions, from at most 20 draws of B; where there are few, and all are as
+    likely, these find all of them."""
     found = {}
     for _ in range(20):
         if len(found) < B:
@@ -380,7 +380,8 @@ class MultiHeadAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(2)), weights
 
     def attend_to_open_keys(self, q, k, v, bias):
-        """The same where each row gathers its own keys; rows in pieces, which bounds the memory."""
+        """The same where each row gathers its own keys, but for dropout; rows in pieces, which
+        bounds the memory."""
         assert not self.rotate and not self.relative, "OpenKeys go without positions"
         outputs, weights = [], []
         for rows in torch.arange(q.shape[2]).split(2 ** 14):
@@ -485,7 +486,9 @@ class Options:
 
     paper = {}  # what preset "paper" changes
     choices = dict(preset=("fast", "paper"))
-    most = {}  # of numbers, where it is not 10^9; the least is 1, or 0 where that is the default
+    # Of numbers, where it is not 10^9. The least is 0 of shares and rates and where that is the
+    # default, 1 of all others.
+    most = {}
 
     def __post_init__(self):
         self.settle()
@@ -807,7 +810,8 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
     d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
 
-    rules: "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-
+    For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
+    "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-
     attention; `changes` replace single ones of RULES, and `directions`. blocks: [(columns now,
     then)], by default [(n, N)]. mask: `causal_bias(M)` for self-attention. Raises: ValueError.
     """
@@ -912,23 +916,26 @@ def calibrated_bias(config, lines):
 # before it and, for each head, the tokens at its open keys with their bias values, in any order.
 # Lines run beside the rows. So at every width the first rows see what the first rows of a short
 # question see, the last rows what its last rows see, and all rows between see digits alone: those
-# at the places where they look, and a token before them that tells what was carried there.
+# at the places where they look, and a token before them that tells what was carried there. (The
+# last row writes END.)
 # A carry is made by the digits below. It takes all its values where the place below takes every
 # digit (of two numbers: 0 or the highest) and all further places are 0 or all are the highest, as
 # nearer and further carries are alike. So short questions, enumerated, show all windows there are.
 # For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
 # digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
-# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not.
+# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not;
+# fewer where a head cannot tell two digits apart.
 #
 # Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
 # right on each of them, so is row t. Then greedy decoding is right for every question that has
 # its headroom of zeros in front, as all that are asked have. The order of sums differs at other
-# widths: logits change by about 1e-5, so the right token must lead by MARGIN.
+# widths: logits of about 10 change by about 1e-5, so the right token must lead by MARGIN, and by a
+# thousandth of the largest logit.
 #
 # That far places matter by what is carried alone is true of these tasks, not of every task that
 # one may write. So random and hard questions must show no window that was not enumerated, and none
-# that needs another token: short ones before anything is trained, long ones (`unseen`) before a
-# model is called proved.
+# that needs another token: short ones before a model is retrained, long ones (`unseen`) before it
+# is called proved.
 
 MARGIN = 0.5  # logits by which the right token must lead
 TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
@@ -1089,8 +1096,8 @@ def unseen(windows, *lengths):
 @torch.no_grad()
 def prove(model, questions, whole=False):
     """By how many logits does the right token lead over all others, in each of these questions of
-    Windows.found? -> the smallest lead, [(lead, question)] of those below MARGIN. Ends with the
-    first such unless whole."""
+    Windows.found? -> the smallest lead, [(lead, question)] of those where it is too small, or no
+    number. Ends with the first piece of 1,000 that has such, unless whole."""
     model.eval()
     device = next(model.parameters()).device
     margin, doubtful = INF, []
@@ -1103,9 +1110,10 @@ def prove(model, questions, whole=False):
             logits = model(source, target[:, :row + 1])[:, row]  # (B, V)
             want = target[:, row + 1, None]
             leads = logits.gather(1, want)[:, 0] - logits.scatter(1, want, -INF).amax(1)
-            leads = leads.tolist()
-            margin = min(margin, *leads)
-            doubtful += [pair for pair in zip(leads, piece) if pair[0] < MARGIN]
+            enough = leads >= (logits.abs().amax(1) / 1000).clamp(min=MARGIN)  # nan is not
+            margin = min(margin, float(leads.nan_to_num(-1e9).min()))
+            for i in (~enough).nonzero().flatten().tolist():
+                doubtful.append((float(leads[i]), piece[i]))
             if doubtful and not whole:
                 return margin, doubtful
     return margin, doubtful
@@ -1124,7 +1132,8 @@ def deciding_lines(config, attention):
     one Candidate, without them. Raises: RunFailed where no lines decide."""
     if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
         why = "only one decoder layer with the robust rules and no encoder sees finitely much"
-        yield Candidate(RULES[config.rules]["kappa"], calibrate(config, *attention), None, why)
+        kappa = RULES["robust"]["kappa"] if config.rules == "robust" else None  # the paper's two
+        yield Candidate(kappa, calibrate(config, *attention), None, why)
         return
     same, not_enumerated, decided = "", None, False
     for directions in DIRECTIONS:
@@ -1368,8 +1377,9 @@ def training_batch(config, numbers, B, power=1.0):
 
 def fit(run, config, model, name, steps, short_first=False, falling=1.0, done=None):
     """Train on the training numbers; the curve has the share of 1,000 held-out ones that are exact.
-    short_first: short numbers come more often at first. falling: the share of the steps, the last,
-    over which the rates fall to zero, after 30 of warm-up. --optimizer adam has constant rates."""
+    short_first: short numbers come more often at first, half of them below 1.6% of all. falling:
+    the share of the steps, the last, over which the rates fall to zero, after 30 of warm-up.
+    --optimizer adam has constant rates."""
     numbers, held_out = split_numbers(config.seed)
 
     def draw_batch(step):
@@ -1389,8 +1399,8 @@ def fit(run, config, model, name, steps, short_first=False, falling=1.0, done=No
 
 def learn(run):
     """Make the parts of a run of an encoder-decoder that are not there. Source: v1, Sec. 5; v2,
-    App. D. Differs: short numbers come first in the first training (not in preset "paper"); Muon's
-    rate falls to zero; see `retrain`. Raises: RunFailed."""
+    App. D. Differs: short numbers come more often at first (not in preset "paper"); rates fall; see
+    `retrain`. Raises: RunFailed."""
     # 1. A model with the method's positions learns the training numbers; for ABC a vanilla one.
     config, calibrated = run.config, METHODS[run.config.method].calibrated
     name, first = "model", config
@@ -1418,7 +1428,8 @@ def learn(run):
 
 def retrain(run, teacher):
     """Train models with lines of the teacher's attention until one is proved -> name of the part
-    that has its weights, {"proved", "why" not, "kappa", "attempt", "lines", "windows", "margin"}.
+    that has its weights, {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows" and
+    "margin" where they could be enumerated. At most two sets of lines, twice each.
 
     The lines are those of the first kappa that decide the answer. Training goes on from the
     teacher's weights. If that ends without a proof, as it may where a head is set on something

@@ -732,6 +732,20 @@ def test_a_long_question_that_needs_another_token_voids_the_proof(monkeypatch):
     proof = learned(config).parts["proof"]
     assert not proof["proved"] and "look the same to a row" in proof["why"]
 
+@pytest.mark.parametrize("weight", [float("nan"), INF, 1e30])
+def test_what_is_no_number_or_beyond_precision_is_not_proved(finished, weight):
+    model, config, parts = L.load(finished[0])
+    windows = L.enumerate_windows(config, [L.Line(*line) for line in parts["proof"]["lines"]])
+    with torch.no_grad():
+        model.head.bias[0] = weight
+    assert L.prove(model, list(windows.found.values()))[1]
+    with torch.no_grad():                                    # leads of 1, of logits of 10,000
+        model.head.weight[:], model.head.bias[:] = 0, 1e4
+    asked = [x for x in windows.found.values() if x[0] == 3]
+    model.head.bias.data[3] += 1
+    margin, doubtful = L.prove(model, asked, whole=True)
+    assert margin == 1 and len(doubtful) == len(asked)
+
 def test_the_verdict_is_that_of_every_short_question(finished):
     """All numbers of three digits, one by one, with one weight after the other spoiled."""
     (model, config, parts), verdicts = L.load(finished[0]), Counter()
@@ -902,7 +916,8 @@ def test_tests_count_what_is_right():
             assert row["places"][:2] == [1, pytest.approx(1 - wrong / 300, abs=1e-4)]
             assert len(row["places"]) == max(7, row["digits"] + 1)           # the width
     assert not model.asked and L.evaluate(again, config)["rows"] == rows
-    assert [len(L.test_questions(config, length)["random"][0]) for length in (100, 101)] == [300, 60]
+    sizes = [len(L.test_questions(config, length)["random"][0]) for length in (100, 101)]
+    assert sizes == [300, 60]
 
 def test_places_count_digits_alone():
     """A model that writes PAD alone has no digit right, though most of the target is PAD."""
