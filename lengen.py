@@ -966,7 +966,7 @@ def distinct_rows(rows):
     return list(dict(zip(number.tolist(), range(len(rows)))).values())
 
 def as_asked(task, source):
-    """Source (S,) -> the question as `ask` takes it, 123+748."""
+    """Source [S] -> the question as `ask` takes it, 123+748."""
     spec, parts = TASKS[task], []
     for kind, part in zip(spec.operands, decode(source)[1:-1].split(spec.sign or None)):
         parts.append(part[spec.headroom:] if kind == "number" else part)
@@ -981,8 +981,8 @@ def draw_questions(config, draw_some, length, samples):
 class Windows:
     """Distinct windows that rows have through some lines.
 
-    found: code -> token that must be written, source (S,), target (T + 1,) and row of a question
-    that shows it. same: two questions that look the same to a row and differ there, in words; ""
+    found: code -> token that must be written, source [S], target [T + 1] and row of a question that
+    shows it. same: two questions that look the same to a row and differ there, in words; ""
     where none do, so that the lines decide the answer."""
     def __init__(self, config, lines):
         self.config, self.lines, self.found, self.same = config, lines, {}, ""
@@ -992,7 +992,7 @@ class Windows:
         more = []
         codes = seen(self.config, self.lines, source, target, rows).tolist()  # (B, R, L)
         wanted = target[:, 1:][:, rows].tolist()
-        for s, t, codes_of_rows, tokens in zip(source, target, codes, wanted):
+        for s, t, codes_of_rows, tokens in zip(source.tolist(), target.tolist(), codes, wanted):
             for row, code, token in zip(rows, codes_of_rows, tokens):
                 known, other, *_ = self.found.setdefault(tuple(code), (token, s, t, row))
                 if other is s:
@@ -1106,7 +1106,7 @@ def prove(model, questions, whole=False):
         for start in range(0, len(group), 1000):
             piece = group[start:start + 1000]
             _, source, target, _ = zip(*piece)
-            source, target = torch.stack(source).to(device), torch.stack(target).to(device)
+            source, target = (torch.tensor(x, device=device) for x in (source, target))
             logits = model(source, target[:, :row + 1])[:, row]  # (B, V)
             want = target[:, row + 1, None]
             leads = logits.gather(1, want)[:, 0] - logits.scatter(1, want, -INF).amax(1)
