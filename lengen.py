@@ -989,18 +989,19 @@ class Windows:
 
     def add(self, source, target, rows):
         """Keep what rows [R] see of these questions (B, .) -> sources of those that show more."""
-        more = []
-        codes = seen(self.config, self.lines, source, target, rows).tolist()  # (B, R, L)
-        wanted = target[:, 1:][:, rows].tolist()
-        for s, t, codes_of_rows, tokens in zip(source.tolist(), target.tolist(), codes, wanted):
-            for row, code, token in zip(rows, codes_of_rows, tokens):
-                known, other, *_ = self.found.setdefault(tuple(code), (token, s, t, row))
-                if other is s:
-                    more.append(s)
-                elif known != token:
-                    one, two = as_asked(self.config.task, other), as_asked(self.config.task, s)
-                    self.same = (f"{one} and {two} look the same to a row that must write "
-                                 f"{VOCAB[known]} or {VOCAB[token]}")
+        more, task = [], self.config.task
+        codes = seen(self.config, self.lines, source, target, rows).flatten(0, 1).tolist()
+        wanted = target[:, 1:][:, rows].flatten().tolist()
+        for i, (code, token) in enumerate(zip(map(tuple, codes), wanted)):
+            asked = source[i // len(rows)]
+            if code not in self.found:
+                answer = target[i // len(rows)].tolist()
+                self.found[code] = token, asked.tolist(), answer, rows[i % len(rows)]
+                more.append(asked)
+            elif self.found[code][0] != token:
+                known, other, *_ = self.found[code]
+                self.same = (f"{as_asked(task, other)} and {as_asked(task, asked)} look the same "
+                             f"to a row that must write {VOCAB[known]} or {VOCAB[token]}")
         return more
 
 def places_of(lines, row, width):
@@ -1056,19 +1057,21 @@ def enumerate_windows(config, lines):
     spec, windows, narrowest = TASKS[config.task], Windows(config, lines), config.widths[0]
     leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
     both_sides = leftward or spec.admit is not as_drawn
-    # A row between, far from both ends, looks at places from low to high, relative to its own. At
-    # width `enough` there is one that has two places below these (of carries), one above (of
-    # numbers in order), and then the headroom. So each row is the same distance from one end, at
-    # least, as some row there, and wider questions show the same windows. Narrower ones that the
+    # A row far from both ends looks at places from low to high, counted from its own. Rows below
+    # `bottom` have fewer than two places under these, for carries; rows from T - `top` on have no
+    # place above them, for numbers in order, before the headroom. All rows between are alike. At
+    # width `enough` there is one, so wider questions show the same windows. Narrower ones that the
     # run may ask, from its own width on, are enumerated themselves.
-    between = places_of(lines, 10 ** 4, 2 * 10 ** 4)
-    enough = max(between) - min(between) + 1 + 2 + 1 + spec.headroom
+    far = 10 ** 4
+    between = places_of(lines, far, 2 * far)
+    bottom, top = 2 - (min(between) - far), max(between) - far + 2 + spec.headroom
+    enough = bottom + top
     for width in range(narrowest, max(narrowest, enough) + 1):
         source, target = draw_questions(config, draw_test, width - spec.headroom, 1)
         T, S = target.shape[1] - 1, source.shape[1]
         own = run_keys(config, lines, 0, "self", T, T).columns
         cross = run_keys(config, lines, 0, "cross", T, S).columns
-        for row in sorted({*range(min(enough, T)), *range(max(0, T - enough), T)}):
+        for row in sorted({*range(min(bottom + 1, T)), *range(max(0, T - top), T)}):
             places = places_of(lines, row, width)
             for operands in all_questions(config, places, width, both_sides):
                 source, target = arrange(config.task, operands)

@@ -681,8 +681,8 @@ def test_long_questions_see_enumerated_windows_alone(task, monkeypatch):
     for width in {len(source) for _, source, *_ in windows.found.values()}:
         asked = [x for x in windows.found.values() if len(x[1]) == width]
         tokens, source, target, rows = zip(*asked)
-        assert [int(t[row + 1]) for t, row in zip(target, rows)] == list(tokens)
-        views_of = views(config, lines, torch.stack(source), torch.stack(target))
+        assert [t[row + 1] for t, row in zip(target, rows)] == list(tokens)
+        views_of = views(config, lines, torch.tensor(source), torch.tensor(target))
         known |= {view[row] for view, row in zip(views_of, rows)}
     assert len(known) == len(windows.found)                  # all are told apart, none twice
     for length, draw_some in itertools.product((8, 20, 60), draws):
