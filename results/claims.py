@@ -80,8 +80,8 @@ def main_table():
         cells = [span(percents(runs, *column)) for column in columns]
         windows = most_common([r["proof"]["windows"] for r in runs])
         steps = span([r["train"]["model"]["steps"] for r in runs])
-        yield (f"| {title} | {' | '.join(cells)} | {proved(runs)} of {len(runs)} seeds | {windows} | "
-               f"{steps} |")
+        yield (f"| {title} | {' | '.join(cells)} | {proved(runs)} of {len(runs)} seeds | "
+               f"{windows} | {steps} |")
 
 
 def claims_of_abc():
@@ -93,8 +93,8 @@ def claims_of_abc():
     yield row("ABC: 100 / 99.8 / 100 at 60", "v2 Table 3", "{} / {} / {}, at 1,000 {} / {} / {}",
               *(share("abc", n, task=task) for n in (60, 1000) for task in four[:3]))
     runs = read("abc")
-    yield (f"| ABC generalizes to any length | v1, v2 | {proved(runs)} of {len(runs)} runs are proved "
-           "exact at every length |")
+    yield (f"| ABC generalizes to any length | v1, v2 | {proved(runs)} of {len(runs)} runs are "
+           "proved exact at every length |")
     yield row("parity is not interpolated, so no ABC", "v2 Table 2, Sec. 4",
               "ABC has {} at 1,000 bits", share("abc", 1000, task="parity"))
     parts = [[r["train"] for r in records("abc", task=task)] for task in four]
