@@ -644,11 +644,12 @@ def test_rules_of_a_calibration(monkeypatch):
 PROVABLE = [task for task in ANSWERING if task != "parity-label"]
 
 def deciding(task):
-    """Two heads; each looks at a place and at the one below it, of every number."""
+    """Two heads; each looks at a place or at the one below it, of every number, with one bias, so
+    that it cannot tell which number a digit is of."""
     numbers = L.TASKS[task].operands.count("number")
     lines = [L.Line(head, 1, 0, 0, 0.0, 3.0, 0, "self") for head in (0, 1)]
     for block in range(numbers):
-        lines += [L.Line(head, -1, block, -head, -0.1 * block, 3.0, 0, "cross") for head in (0, 1)]
+        lines += [L.Line(head, -1, block, -head, -0.1, 3.0, 0, "cross") for head in (0, 1)]
     if "digit" in L.TASKS[task].operands:
         lines.append(L.Line(0, 0, numbers, 1, -0.3, 3.0, 0, "cross"))
     return lines
