@@ -1125,8 +1125,8 @@ class Candidate(NamedTuple):
     """Lines to train with."""
     kappa: float
     lines: list
-    windows: Windows = None  # None: not enumerated
-    why: str = ""  # not
+    windows: Windows = None
+    why: str = ""  # there are no windows
 
 def deciding_lines(config, attention):
     """Yields lines that decide the answer: two rows that look the same write the same token. Kappa

@@ -175,7 +175,7 @@ def sentences():
     exact = [r for r in runs if all_right(r)]
     yield f"{proved(runs)} of {len(runs)} runs are proved, and {len(exact)} are exact in every test"
     later = sum(r["proof"]["attempt"] > 1 for r in runs)
-    yield f"{later} of them by a later attempt"
+    yield f"{later} of the {len(runs)} runs needed a later attempt"
     minus, own = read("subtraction"), read("own")
     yield f"{proved(minus)} of {len(minus)} seeds are proved"
     quiet = [r for r in read("times") if r["commit"] != "c6a9b5d" and r["task"] in TASKS]
