@@ -18,6 +18,7 @@ their own, 10 is the command line.
 Letters: B batch, T queries, S keys, H heads, D width of a head, C = H * D width of the model,
 V vocabulary, W digits of a number. Attention is m x n at training length and M x N at another.
 Lengths count digits. `Source:` says where a thing comes from, `Differs:` where it departs from it.
+Tokens and biases are made on the CPU; models take them to their device.
 
 v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
 Transformers, 2023. v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach
@@ -29,6 +30,7 @@ import argparse
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -37,8 +39,6 @@ import operator
 import os
 import random
 import re
-import shutil
-import subprocess
 import sys
 import time
 import zipfile
@@ -56,9 +56,6 @@ class BadInput(ValueError):
 
 class RunFailed(RuntimeError):
     """A run that cannot go on. On the command line: one line and exit code 1."""
-
-class NotEnumerated(Exception):
-    """Why the windows of some lines cannot be enumerated: section 6."""
 
 # -----
 # 1. Tasks: digits in, tokens out
@@ -84,7 +81,7 @@ def carry(columns, base):
         digits.append((column + rest) % base)
         rest = (column + rest) // base  # rounds down: -1 borrows
     if rest.any():
-        raise BadInput(f"the answer does not fit the width {columns.shape[1]}")
+        raise BadInput(f"a number or an answer does not fit the width {columns.shape[1]}")
     return torch.stack(digits, 1)
 
 def product(a, b):
@@ -100,14 +97,15 @@ def as_drawn(*operands):
     return operands
 
 class Task(NamedTuple):
-    """A task of encoder-decoders is one entry of TASKS, and its sign a symbol of VOCAB. Widths,
-    draws, tests, proof and --ask follow."""
+    """A task of encoder-decoders is one entry of TASKS, and its sign a symbol of VOCAB. Draws,
+    tests, proof and --ask follow."""
     about: str
     columns: Callable  # operands (B, W) -> column sums (B, W); `carry` makes them the answer
     operands: tuple = ("number",)  # each a "number" of W digits or one "digit"
     sign: str = ""  # stands before each further operand
     base: int = 10
-    headroom: int = 1  # zeros in front of the numbers, where answers may be longer
+    width: int = 7  # digits of training numbers and their answers, at least
+    headroom: int = 1  # zeros in front of longer numbers, where answers may be longer
     admit: Callable = as_drawn  # operands drawn -> operands that have an answer
     last_alone: bool = False  # --ask shows only the digit written last
     steps: int = 600  # of the first training
@@ -115,6 +113,7 @@ class Task(NamedTuple):
     batch: int = 64
     lr: float = 6e-3
 
+BITS = dict(base=2, width=20, headroom=0, last_alone=True)
 TASKS = {
     # $0129& -> $0310&: 129 + 1 = 130, written from the last digit on
     "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
@@ -126,20 +125,15 @@ TASKS = {
                 retrain_steps=450, batch=128, lr=8e-3),
     # $1011& -> $1001&: of the last bit, the last two, ...; the last digit written is the parity
     "parity": Task("running xor of the bits, last bit first", lambda a: a.cumsum(1) % 2,
-                   base=2, headroom=0, last_alone=True, steps=300, retrain_steps=200, batch=32),
+                   steps=300, retrain_steps=200, batch=32, **BITS),
     # $1011& -> $1&
     "parity-label": Task("parity in one digit, without the scratchpad",
-                         lambda a: a.sum(1, keepdim=True) % 2, base=2, headroom=0,
-                         last_alone=True),
+                         lambda a: a.sum(1, keepdim=True) % 2, **BITS),
 }
 
-def pad(task, operands, width):
-    """Operands, their numbers padded with zeros in front to `width` digits."""
-    padded = []
-    for kind, digits in zip(TASKS[task].operands, operands):
-        room = width - digits.shape[1] if kind == "number" else 0
-        padded.append(F.pad(digits, (0, room)))
-    return padded
+def size(kind, width):
+    """Digits of an operand."""
+    return {"number": width, "digit": 1}[kind]
 
 def arrange(task, operands, align=False):
     """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens.
@@ -151,13 +145,15 @@ def arrange(task, operands, align=False):
     spec = TASKS[task]
     answer = carry(spec.columns(*operands), spec.base)
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
-    first, *others = [digits.flip(1) for digits in operands]
-    question = [first]
-    for other in others:
-        question += [sign, other]
+    question = [start]
     if align:
-        question = [sign, torch.stack(torch.broadcast_tensors(*question[::2]), 2).flatten(1)]
-    return torch.cat([start, *question, end], 1), torch.cat([start, answer, end], 1)
+        a, b = torch.broadcast_tensors(*operands)
+        question += [sign, torch.stack([a, b], 2).flip(1).flatten(1)]
+    else:
+        for digits in operands:
+            question += [sign, digits.flip(1)]
+        del question[1]  # no sign before the first
+    return torch.cat([*question, end], 1), torch.cat([start, answer, end], 1)
 
 def example(task, *operands, width=None, align=False):
     """One worked example: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
@@ -167,11 +163,10 @@ def example(task, *operands, width=None, align=False):
         raise BadInput(f"{' '.join(operands)} is no question of {task}")
     width, digits = width or max(map(len, operands)) + spec.headroom, []
     for kind, text in zip(spec.operands, operands):
-        most = width if kind == "number" else 1
+        most = size(kind, width)
         if not 1 <= len(text) <= most or set(text) - set(VOCAB[:spec.base]):
             raise BadInput(f"{text!r} is no {kind} of 1 to {most} digits in base {spec.base}")
-        digits.append(encode(text).flip(0)[None])
-    digits = pad(task, digits, width)
+        digits.append(encode(text.rjust(most, "0")).flip(0)[None])
     if not all(map(torch.equal, spec.admit(*digits), digits)):
         raise BadInput(f"{task} is {spec.about}")
     source, target = arrange(task, digits, align)
@@ -180,19 +175,6 @@ def example(task, *operands, width=None, align=False):
 def to_digits(numbers, width, base=10):
     """(B,) integers >= 0 -> digits (B, width). Raises: BadInput where they do not fit."""
     return carry(F.pad(numbers[:, None], (0, width - 1)), base)
-
-def n_digits(a):
-    """Digits (B, W) -> how many, without zeros in front (B,), at least 1."""
-    return (torch.arange(1, a.shape[1] + 1) * (a > 0)).amax(1).clamp(min=1)
-
-def training_width(task):
-    """Width of training numbers: as many digits as the largest or its answer has."""
-    spec = TASKS[task]
-    top = to_digits(torch.tensor([LIMIT - 1]), 24, spec.base)  # wide enough in every base
-    top = top[:, :int(n_digits(top)) + spec.headroom]
-    digit = torch.full((1, 1), spec.base - 1)
-    largest = [top if kind == "number" else digit for kind in spec.operands]
-    return int(max(n_digits(top), n_digits(carry(spec.columns(*largest), spec.base))))
 
 def split_numbers(seed):
     """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: without
@@ -257,7 +239,7 @@ def draw_hard(task, length, samples):
                 kinds += [operands[0], spec.base - 1 - operands[0]]
             pick = torch.randint(len(kinds), (samples, length + 1)).gather(1, run)
             mixed = torch.stack(kinds).gather(0, pick[None])[0]
-            operands.append(mixed if kind == "number" else digits[:, :1])
+            operands.append({"number": mixed, "digit": digits[:, :1]}[kind])
         return spec.admit(*operands)
 
     return distinct(some, samples)
@@ -330,6 +312,12 @@ class OpenKeys(NamedTuple):
     dense matrix is faster on short numbers; of 10,000 digits it would fill the memory."""
     columns: torch.Tensor  # (T, K)
     values: torch.Tensor  # (H, T, K), added to their scores
+
+    def dense(self, S):
+        """-> the same bias (H, T, S) as a matrix."""
+        H, T, K = self.values.shape
+        bias = torch.full((H, T, S), -INF)
+        return bias.scatter_reduce(2, self.columns.expand(H, T, K), self.values, "amax")
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over keys; 0, not nan, in a row whose keys are all closed."""
@@ -405,7 +393,9 @@ def sinusoids(config, side, T):
 def cyclic_sinusoids(config, side, T):
     """Position index modulo 3. Source: v2, App. C.4. Differs: sources count from their end."""
     index = torch.arange(T)
-    return sinusoidal((index.flip(0) if side == "source" else index) % 3, config.d_model)
+    if side == "source":
+        index = index.flip(0)
+    return sinusoidal(index % 3, config.d_model)
 
 class LearnedPositions(nn.Embedding):
     """A learned vector for each of 4,096 positions."""
@@ -419,7 +409,7 @@ class LearnedPositions(nn.Embedding):
 def window(config, layer, kind, T, S):
     """w = 1, in the decoder."""
     if kind != "encoder":
-        return window_bias(1, T, S, kind == "cross", 2 if config.align else 1)
+        return window_bias(1, T, S, kind == "cross", step=1 + config.align)
 
 def alibi(config, layer, kind, T, S):
     """In every attention."""
@@ -437,11 +427,12 @@ class Method(NamedTuple):
     bias: Callable = None
     rotate: Callable = None  # see MultiHeadAttention
     relative: str = ""  # relative table in every attention: "k" or "kq"
-    by_place: bool = False  # the bias opens places: for decoders, trained at several widths
+    # At one width END always comes in the same row; nine teach that the source says where.
+    n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
     calibrated: bool = False  # the bias comes from a model trained before
 
-WINDOW = dict(bias=window, by_place=True, align=True)
+WINDOW = dict(bias=window, n_width=9, align=True)
 METHODS = {
     "vanilla": Method("sinusoids on the embeddings", sinusoids),
     "nope": Method("no positions (Kazemnejad et al. 2023)"),
@@ -456,8 +447,7 @@ METHODS = {
     "window-cyclic": Method("the same, position index modulo 3 (v2, +T)", cyclic_sinusoids,
                             **WINDOW),
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", **WINDOW),
-    "abc": Method("bias calibrated on a vanilla model, no positions", by_place=True,
-                  calibrated=True),
+    "abc": Method("bias calibrated on a vanilla model, no positions", n_width=9, calibrated=True),
 }
 
 class System(NamedTuple):
@@ -465,8 +455,9 @@ class System(NamedTuple):
     about: str
     tasks: dict
     options: type
-    learn: Callable  # makes the parts of a Run that are not there
     model: type  # made from its options
+    learn: Callable  # makes the parts of a Run that are not there
+    questions: Callable  # (config, length) -> sets of test questions by name
 
 SYSTEMS = {}
 
@@ -484,40 +475,34 @@ class Options:
     seed: int = 0  # of every random stream
     samples: int = 1000  # questions a length
 
-    paper = {}  # what preset "paper" changes
+    # No options:
     choices = dict(preset=("fast", "paper"))
-    # Of numbers, where it is not 10^9. The least is 0 of shares and rates and where that is the
-    # default, 1 of all others.
-    most = {}
+    paper = {}  # what preset "paper" changes
+    betas, decay = (0.9, 0.999), 0.0  # of Adam
 
     def __post_init__(self):
-        self.settle()
+        """Real numbers are 0 to 1; whole ones from 1 on, or from 0 on where 0 is the default."""
         for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
-            choices = self.choices.get(name, [value])
-            if value not in choices:
-                raise BadInput(f"{flag(name)}: {value!r} is none of {', '.join(choices)}")
+            value, values = getattr(self, field.name), self.choices.get(field.name)
+            if values and value not in values:
+                raise BadInput(f"{flag(field.name)}: {value!r} is none of {', '.join(values)}")
             if field.type in (int, float, tuple):
-                least = 0 if field.default == 0 or field.type is float else 1
-                for number in value if field.type is tuple else [value]:
-                    if not least <= number <= self.most.get(name, 10 ** 9):
-                        raise BadInput(f"{flag(name)}: {number} is out of its limits")
+                least, most = int(field.default != 0), 10 ** 9
+                if field.type is float:
+                    least, most = 0, 1
+                for number in torch.tensor(value, dtype=torch.float64).flatten().tolist():
+                    if not least <= number <= most:
+                        raise BadInput(f"{flag(field.name)}: {value} is out of its limits")
+        self.settle()
 
     def settle(self):
         """Values that follow from others, and checks of several."""
 
-    def without_effect(self):
-        """Names of options that change nothing beside the others."""
-        return set()
-
-    def given(self):
-        """Options that have an effect, as a dict from which `Config` makes them again."""
-        values = dataclasses.asdict(self)
-        return {name: values[name] for name in values if name not in self.without_effect()}
-
     def check_heads(self):
         """Heads, or their channel pairs, must part the width."""
-        parts = self.n_head * (2 if METHODS[self.method].rotate else 1)  # RoPE rotates pairs
+        parts = self.n_head
+        if METHODS[self.method].rotate:
+            parts = 2 * parts  # RoPE rotates pairs
         if self.d_model % parts:
             raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 
@@ -530,15 +515,12 @@ def Config(task="successor", model="", preset="fast", **given):
     if model not in models:
         raise BadInput(f"--model: {task} is learned by {', '.join(models)}")
     kind = SYSTEMS[model].options
-    values = (kind.paper if preset == "paper" else {}) | given
-    for name in values:
+    if preset == "paper":
+        given = kind.paper | given
+    for name in given:
         if name not in kind.__dataclass_fields__:
             raise BadInput(f"{flag(name)}: not an option of {task}, {model}")
-    config = kind(task, model, preset, **values)
-    for name in given:
-        if name in config.without_effect():
-            raise BadInput(f"{flag(name)}: no effect beside the other options")
-    return config
+    return kind(task, model, preset, **given)
 
 @dataclasses.dataclass
 class Seq2SeqOptions(Options):
@@ -559,72 +541,75 @@ class Seq2SeqOptions(Options):
     width: int = 0  # digits of every number; 0: as many as are needed
     lengths: tuple = (6, 10, 20, 60)  # digits tested
 
-    clip = 16  # no option: offsets of relative tables
+    # No options:
+    clip = 16  # offsets of relative tables
+    betas = (0.9, 0.98)
     choices = Options.choices | dict(method=METHODS, rules=("robust", "paper"),
                                      optimizer=("muon", "adam"))
-    most = dict(dropout=0.99, width=2000)
     # v2, App. B and D; batch and steps on sums of the authors' code, retraining a tenth.
     paper = dict(rules="paper", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
                  optimizer="adam", lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000,
                  width=61, samples=10_000)
 
+    @property
+    def align(self):
+        """Are operands interleaved?"""
+        return METHODS[self.method].align and len(TASKS[self.task].operands) == 2
+
+    @property
+    def widths(self):
+        """Widths of training numbers."""
+        if self.width:
+            return [self.width]
+        narrowest = TASKS[self.task].width
+        return range(narrowest, narrowest + METHODS[self.method].n_width)
+
     def settle(self):
-        if self.method not in METHODS:
-            return  # refused by `choices`
-        spec, method, needed = TASKS[self.task], METHODS[self.method], training_width(self.task)
+        spec = TASKS[self.task]
         for name in "lr", "batch", "steps", "retrain_steps":
             setattr(self, name, getattr(self, name) or getattr(spec, name))
-        self.align = method.align and len(spec.operands) == 2
-        # At one width END always comes in the same row; nine teach that the source says where.
-        widest = self.width or needed + 8 * method.by_place
-        self.widths = range(self.width or needed, widest + 1)
-        if widest < needed:
-            raise BadInput(f"--width: {self.width} is too narrow; {needed} digits are needed")
-        if max(self.lengths) > 2000 and (self.rules == "paper" or not method.calibrated):
+        if not spec.width <= max(self.widths) <= 2000:
+            raise BadInput(f"--width: {self.width} is not {spec.width} to 2,000")
+        if max(self.lengths) > 2000 and (self.method, self.rules) != ("abc", "robust"):
             raise BadInput("--lengths: above 2,000 digits only abc, robust")
         self.check_heads()
-
-    def without_effect(self):
-        return set() if METHODS[self.method].calibrated else {"rules", "retrain_steps"}
 
 class Layer(nn.Module):
     """Self-attention, cross-attention, feed-forward; a norm before each ("paper": after each)."""
     def __init__(self, config, cross):
         super().__init__()
-        C = config.d_model
-        self.self_attention = self.attention(config)
-        self.cross_attention = self.attention(config) if cross else None
+        method, C = METHODS[config.method], config.d_model
+
+        def attention():
+            return MultiHeadAttention(C, config.n_head, method.relative, config.clip,
+                                      method.rotate, config.dropout)
+
+        self.self_attention, self.cross_attention = attention(), None
+        if cross:
+            self.cross_attention = attention()
         self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
                                           nn.Dropout(config.dropout), nn.Linear(4 * C, C))
-        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(3 if cross else 2))
+        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
         self.dropout = nn.Dropout(config.dropout)
         self.norm_first = config.preset != "paper"
 
-    def attention(self, config):
-        """One attention, as the method has it."""
-        method = METHODS[config.method]
-        return MultiHeadAttention(config.d_model, config.n_head, method.relative, config.clip,
-                                  method.rotate, config.dropout)
-
     def residual(self, norm, x, sublayer):
         """x + sublayer(x), with the norm where the preset has it."""
-        y = sublayer(norm(x) if self.norm_first else x)
-        return x + self.dropout(y) if self.norm_first else norm(x + self.dropout(y))
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
 
     def forward(self, x, self_bias=None, memory=None, cross_bias=None):
-        own = self.self_attention
+        own, cross = self.self_attention, self.cross_attention
         x = self.residual(self.norms[0], x, lambda y: own(y, y, self_bias)[0])
-        if self.cross_attention:
-            cross = self.cross_attention
+        if cross:
             x = self.residual(self.norms[1], x, lambda y: cross(y, memory, cross_bias)[0])
         return self.residual(self.norms[-1], x, self.feed_forward)
 
 def bound(part, config):
     """A function of a method with its config in place, or a module made from it; or None."""
-    if part is None:
-        return None
-    if isinstance(part, type):
-        return part(config)
+    if part is None or isinstance(part, type):
+        return part and part(config)
     return functools.partial(part, config)
 
 class Transformer(nn.Module):
@@ -633,20 +618,21 @@ class Transformer(nn.Module):
     def __init__(self, config, bias=None):
         super().__init__()
         self.config, method, C = config, METHODS[config.method], config.d_model
-        paper = config.preset == "paper"
         self.embedding = nn.Embedding(len(VOCAB), C)
-        nn.init.normal_(self.embedding.weight, std=1.33 if paper else 0.3)
+        nn.init.normal_(self.embedding.weight, std={"fast": 0.3, "paper": 1.33}[config.preset])
         self.position = bound(method.position, config)
         self.bias = bias or bound(method.bias, config)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
         self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
-        self.norm = nn.Identity() if paper else nn.LayerNorm(C)
+        self.norm = nn.Identity()
+        if config.preset == "fast":
+            self.norm = nn.LayerNorm(C)
         self.head = nn.Linear(C, len(VOCAB))
 
     def embed(self, tokens, side):
         """Tokens (B, T) of the "source" or "target" -> (B, T, C)."""
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.to(self.head.weight.device))
         if self.position:
             x = x + self.position(side, tokens.shape[1]).to(x)
         return self.dropout(x)
@@ -658,11 +644,11 @@ class Transformer(nn.Module):
         if isinstance(bias, OpenKeys):
             return bias
         if bias is not None and bias.shape not in [(1, T, S), (self.config.n_head, T, S)]:
-            raise ValueError(f"{kind} bias of layer {layer} is {[*bias.shape]}, not (H, {T}, {S})")
-        if kind == "self":
-            mask = causal_bias(T).to(self.head.weight)
-            bias = mask if bias is None else bias.to(mask) + mask
-        return bias
+            raise ValueError(f"{kind} bias of layer {layer}: {bias.shape}, not (H, {T}, {S})")
+        if kind != "self":
+            return bias
+        mask = causal_bias(T)
+        return mask if bias is None else bias + mask.to(bias)
 
     def read(self, source):
         """source (B, S) -> memory (B, S, C)"""
@@ -685,9 +671,9 @@ def generate(model, source, limit):
     """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Tokens are made at once
     from those before them until none changes; after k passes the first k are right."""
     model.eval()
-    target = torch.full((len(source), limit + 1), VOCAB.index(START), device=source.device)
+    target = torch.full((len(source), limit + 1), VOCAB.index(START))
     for _ in range(limit):
-        tokens = model(source, target[:, :-1]).argmax(-1)
+        tokens = model(source, target[:, :-1]).argmax(-1).cpu()
         if torch.equal(tokens, target[:, 1:]):
             break
         target[:, 1:] = tokens
@@ -699,11 +685,11 @@ def generate(model, source, limit):
 # Lines of the attention that stand out are kept, and continued at another size.
 
 class Line(NamedTuple):
-    """An open line. offset: `line_index` of its elements, with columns counted in the block."""
+    """An open line. direction: 1 diagonal, 0 vertical, -1 anti-diagonal."""
     head: int
     direction: int
-    block: int
-    offset: int
+    block: int  # a part of the columns
+    offset: int  # see `line_columns`
     value: float  # d_l - d_max, the bias along it
     z: float  # (d_l - mu) / sigma
     layer: int = 0
@@ -713,15 +699,18 @@ RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
          "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
 PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
 
-def line_index(direction, i, j, N):
-    """Number of the line through row i, column j of N: key - query along the diagonal (1, 1), the
-    column along the vertical (1, 0), and along the anti-diagonal (1, -1), which starts at the right
-    edge, the column counted from there minus the row."""
-    i, j = torch.broadcast_tensors(i, j)
-    return {1: j - i, 0: j, -1: (N - 1 - j) - i}[direction]
+def line_columns(direction, offset, rows, width):
+    """Where a line crosses rows (R,) of a block -> columns (R,), inside (R,) bool.
 
-def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None,
-               markers=None):
+    The offset is key - query along the diagonal (1, 1), the column along the vertical (1, 0), and
+    along the anti-diagonal (1, -1), which starts at the right edge, the column counted from there
+    minus the row. Outside of the block the column is 0."""
+    along = {1: rows + offset, 0: 0 * rows + offset, -1: width - 1 - rows - offset}
+    column = along[direction]
+    inside = (column >= 0) & (column < width)
+    return column * inside, inside
+
+def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None):
     """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
@@ -732,63 +721,51 @@ def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blo
 
     blocks: widths of parts of the columns, each with lines of its own. As numbers grow the first
     operand moves away from the end of the source; within its own block its lines stay in place.
-    markers (n,) bool: columns where a vertical may open; within a number a column means nothing.
+    Verticals open in the first column of a block alone: inside a number a column means nothing.
     support: share of the rows that a line must exceed; the mean of a corner is high by chance.
     of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
     paper's kappa of 4.5 none of fewer than 22 lines can open.
     """
     m, n = attention.shape[1:]
-    rows, found = torch.arange(m)[:, None], []
-    blocks = blocks or [n]
-    if markers is None:
-        markers = torch.ones(n, dtype=torch.bool)
+    rows, found = torch.arange(m), []
     for direction in directions:
-        lines = []
-        for b, part in enumerate(attention.split(blocks, 2)):
+        places, means = [], []
+        for block, part in enumerate(attention.split(blocks or [n], 2)):
             width = part.shape[2]
-            index = line_index(direction, rows, torch.arange(width), width)
-            for offset in index.unique().tolist():
-                elements = part[:, index == offset]  # (H, length)
-                if elements.shape[1] > support * m:
-                    lines.append((b, offset, elements.mean(1)))
-        d = torch.stack([mean for _, _, mean in lines], 1)  # (H, L)
+            for offset in range(1 - m, width):
+                column, inside = line_columns(direction, offset, rows, width)
+                if inside.sum() > support * m:
+                    places.append((block, offset))
+                    means.append(part[:, rows[inside], column[inside]].mean(1))
+        d = torch.stack(means, 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        unit = math.sqrt(len(lines) - 1) if of_largest else 1
-        threshold = mu + kappa * unit * sigma + 1e-5 * mu.abs()  # equal lines differ by rounding
+        if of_largest:
+            kappa_sigma = kappa * math.sqrt(len(means) - 1) * sigma
+        else:
+            kappa_sigma = kappa * sigma
+        threshold = mu + kappa_sigma + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
         value, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
         for h, l in (d > threshold).nonzero().tolist():
-            b, offset, _ = lines[l]
-            if direction or markers.split(blocks)[b][offset]:
-                found.append(Line(h, direction, b, offset, float(value[h, l]), float(z[h, l])))
+            block, offset = places[l]
+            if direction != 0 or offset == 0 or not blocks:
+                found.append(Line(h, direction, block, offset, float(value[h, l]), float(z[h, l])))
     return found
 
 def lay_out(lines, H, M, blocks):
-    """Lines continued to M rows and blocks of these widths -> dense bias (H, M, N), -inf where none
-    runs. Along (1, 1) this is a relative table of scalars, closed beyond the offsets seen. Source:
-    v2, Eq. 1 (case distinction), App. E.1."""
-    bias = torch.full((H, M, sum(blocks)), -INF)
-    for line in lines:
-        width, start = blocks[line.block], sum(blocks[:line.block])
-        index = line_index(line.direction, torch.arange(M)[:, None], torch.arange(width), width)
-        value = torch.tensor(line.value).masked_fill(index != line.offset, -INF)
-        part = bias[line.head, :, start:start + width]
-        part.copy_(torch.maximum(part, value))  # where lines cross the greater counts
-    return bias
-
-def open_keys(lines, H, M, blocks):
-    """The same as OpenKeys: a key for each place of lines, which several heads may share. The first
-    key is column 0, for rows without any; here it is closed unless a line runs there."""
+    """Lines continued to M rows and blocks of these widths -> OpenKeys. Along (1, 1) this is a
+    relative table of scalars, closed beyond the offsets seen. Source: v2, Eq. 1 (case distinction),
+    App. E.1. The first key is column 0, for rows without any; it is closed unless a line runs
+    there. Heads share the keys of a line."""
     rows = torch.arange(M)
     columns, values = [0 * rows], [torch.full((H, M), -INF)]
-    for direction, block, offset in sorted({line[1:4] for line in lines}):
-        width, start = blocks[block], sum(blocks[:block])
-        column = {1: rows + offset, 0: 0 * rows + offset, -1: width - 1 - rows - offset}[direction]
-        inside = (column >= 0) & (column < width)
+    for place in sorted({(line.direction, line.block, line.offset) for line in lines}):
+        direction, block, offset = place
+        column, inside = line_columns(direction, offset, rows, blocks[block])
         value = torch.full((H, M), -INF)
         for line in lines:
-            if line[1:4] == (direction, block, offset):
+            if (line.direction, line.block, line.offset) == place:
                 value[line.head, inside] = line.value
-        columns.append((start + column) * inside)
+        columns.append((sum(blocks[:block]) + column) * inside)
         values.append(value)
     columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
     # Where lines cross, two keys of a row are one column, such as 0, 4, 4, with values -inf, -0.1
@@ -801,27 +778,28 @@ def open_keys(lines, H, M, blocks):
 def fill_empty(bias, rules):
     """Bias (H, M, N), or values of OpenKeys, with a 0 where a row has nothing open: by the paper's
     rules, which say so of heads, at every key; else at the first, the same at every length."""
-    nothing = bias.isneginf().all(2, keepdim=True)
+    empty = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
-        nothing = nothing & (torch.arange(bias.shape[2]) == 0)
-    return bias.masked_fill(nothing, 0)
+        empty = empty & (torch.arange(bias.shape[2]) == 0)
+    return bias.masked_fill(empty, 0)
 
-def abc_bias(attention, M, N, rules="robust", blocks=None, markers=None, mask=0.0, **changes):
+def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
     d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
 
     For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
-    "robust", for small matrices, too, or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-
-    attention; `changes` replace single ones of RULES, and `directions`. blocks: [(columns now,
-    then)], by default [(n, N)]. mask: `causal_bias(M)` for self-attention. Raises: ValueError.
+    "robust", or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-attention; `changes` replace
+    single ones of RULES, and `directions`. blocks: [(columns now, then)], by default one of all.
+    mask: `causal_bias(M)` for self-attention. Raises: ValueError.
     """
-    now, then = map(list, zip(*(blocks or [(attention.shape[-1], N)])))
     if attention.dim() != 3 or not attention.isfinite().all():
         raise ValueError(f"attention is (H, m, n) and finite. Got {attention.shape}.")
-    if (sum(now), sum(then)) != (attention.shape[2], N):
-        raise ValueError(f"blocks add up to {attention.shape[2]} and {N}. Got {blocks}.")
-    lines = find_lines(attention.cpu(), blocks=now, markers=markers, **(RULES[rules] | changes))
-    bias = lay_out(lines, len(attention), M, then) + mask
+    H, m, n = attention.shape
+    now, then = zip(*(blocks or [(n, N)]))
+    if (sum(now), sum(then)) != (n, N):
+        raise ValueError(f"blocks add up to {n} and {N}. Got {blocks}.")
+    lines = find_lines(attention.cpu(), blocks=blocks and now, **(RULES[rules] | changes))
+    bias = lay_out(lines, H, M, then).dense(N) + mask
     return (fill_empty(bias, rules) + mask).to(attention)
 
 @torch.no_grad()
@@ -832,16 +810,16 @@ def collect_attention(model, source, target, batch=250):
     watched, totals, correct = [], [], 0
 
     def watch(module, inputs, outputs):
-        watched.append(outputs[1])  # weights (B, H, T, S)
+        watched.append(outputs[1].cpu())  # weights (B, H, T, S)
 
     model.eval()
     with contextlib.ExitStack() as hooks:
-        for layer in model.decoder:
-            for attention in layer.self_attention, layer.cross_attention:
-                hooks.enter_context(attention.register_forward_hook(watch))
+        for module in model.decoder.modules():
+            if isinstance(module, MultiHeadAttention):
+                hooks.enter_context(module.register_forward_hook(watch))
         for s, t in zip(source.split(batch), target.split(batch)):
             watched.clear()
-            right = (model(s, t[:, :-1]).argmax(-1) == t[:, 1:]).all(1)
+            right = (model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:]).all(1)
             totals.append([weights[right].sum(0) for weights in watched])  # self, cross, self, ...
             correct += int(right.sum())
     if not correct:
@@ -850,46 +828,50 @@ def collect_attention(model, source, target, batch=250):
     return torch.stack(means[0::2]), torch.stack(means[1::2])
 
 def column_blocks(task, S):
-    """Source columns as blocks -> columns of each, markers (S,) bool: columns that hold no digit of
-    a number. In `$0123|+0748|&` each number takes the marker on its left along."""
+    """Source columns as blocks -> columns of each. In `$0123|+0748|&` and `$0123|*|7|&` each number
+    takes the marker on its left along, and each further column is a block."""
     kinds = TASKS[task].operands
-    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")  # `&` or `*7&`
-    each = (S - rest) // numbers
-    markers = ([True] + [False] * (each - 1)) * numbers + [True] * rest
-    return [each] * numbers + [rest], torch.tensor(markers)
+    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")
+    return [(S - rest) // numbers] * numbers + [1] * rest
 
-def calibrate(config, self_attention, cross_attention, kappa=None, directions=(0, -1)):
-    """Averaged attention (n_layer, H, T, T), (n_layer, H, T, S) -> list of Line.
+def calibrate(config, attention, kappa, directions):
+    """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line.
 
     By the robust rules each layer has its own lines, self-attention (1, 1) alone, cross-attention
     these directions and a block an operand. By the paper's all directions, one block, the paper's
     kappas, and the last layer's lines for all layers. Of a fixed width only the rows that training
     fills count (authors' code: the first 6). Source: v2, App. D, step 2.
     """
-    rows, layers = training_width(config.task) + 1, range(config.n_layer)
-    maps = {"self": self_attention[..., :rows, :rows], "cross": cross_attention[..., :rows, :]}
-    robust = RULES["robust"] | dict(kappa=kappa or RULES["robust"]["kappa"])
-    blocks, markers = column_blocks(config.task, cross_attention.shape[3])
-    rules = {"self": robust | dict(directions=(1,)),
-             "cross": robust | dict(directions=directions, blocks=blocks, markers=markers)}
+    rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
     if config.rules == "paper":
         layers = layers[-1:]
-        rules = {name: RULES["paper"] | dict(kappa=PAPER_KAPPA[name]) for name in maps}
-    found = []
     for layer in layers:
-        for name, attention in maps.items():
-            for line in find_lines(attention[layer].cpu(), **rules[name]):
-                found.append(line._replace(layer=layer, attention=name))
+        own, cross = (maps[layer, :, :rows] for maps in attention)  # (H, rows, T), (H, rows, S)
+        for kind, weights in ("self", own[..., :rows]), ("cross", cross):
+            rules = dict(RULES[config.rules])
+            if config.rules == "paper":
+                rules["kappa"] = PAPER_KAPPA[kind]
+            elif kind == "self":
+                rules |= dict(kappa=kappa, directions=(1,))
+            else:
+                blocks = column_blocks(config.task, weights.shape[2])
+                rules |= dict(kappa=kappa, directions=directions, blocks=blocks)
+            for line in find_lines(weights, **rules):
+                found.append(line._replace(layer=layer, attention=kind))
     return found
 
 def run_keys(config, lines, layer, kind, T, S):
-    """OpenKeys of one attention of a run, by the robust rules; a row without any sees column 0."""
+    """Lines -> OpenKeys of one attention of a run. By the robust rules each row has one."""
     chosen = [line for line in lines if (line.attention, line.layer) == (kind, layer)]
-    blocks = column_blocks(config.task, S)[0] if kind == "cross" else [T]
-    columns, values = open_keys(chosen, config.n_head, T, blocks)
+    blocks = [S]
+    if config.rules == "robust" and kind == "cross":
+        blocks = column_blocks(config.task, S)
+    columns, values = lay_out(chosen, config.n_head, T, blocks)
     if kind == "self":
         values = values.masked_fill(columns > torch.arange(T)[:, None], -INF)
-    return OpenKeys(columns, fill_empty(values, "robust"))
+    if config.rules == "robust":
+        values = fill_empty(values, "robust")
+    return OpenKeys(columns, values)
 
 def calibrated_bias(config, lines):
     """Lines -> a bias function (v2, Eq. 2); by the robust rules OpenKeys beyond 100 rows."""
@@ -897,14 +879,15 @@ def calibrated_bias(config, lines):
     def bias(layer, kind, T, S):
         if kind == "encoder":
             return None
-        robust = config.rules == "robust"
-        if robust and T > 100:
-            return run_keys(config, lines, layer, kind, T, S)
-        place = (kind, layer if robust else config.n_layer - 1)
-        chosen = [line for line in lines if (line.attention, line.layer) == place]
-        blocks = column_blocks(config.task, S)[0] if robust and kind == "cross" else [S]
-        dense = lay_out(chosen, config.n_head, T, blocks)
-        return fill_empty(dense + causal_bias(T) if kind == "self" else dense, config.rules)
+        last = config.n_layer - 1
+        if config.rules == "paper" and layer < last:
+            return bias(last, kind, T, S)  # one matrix for all layers
+        keys = run_keys(config, lines, layer, kind, T, S)
+        if config.rules == "paper":
+            return fill_empty(keys.dense(S), "paper")
+        if T > 100:
+            return keys
+        return keys.dense(S)
     return bias
 
 # -----
@@ -934,8 +917,8 @@ def calibrated_bias(config, lines):
 #
 # That far places matter by what is carried alone is true of these tasks, not of every task that
 # one may write. So random and hard questions must show no window that was not enumerated, and none
-# that needs another token: short ones before a model is retrained, long ones (`unseen`) before it
-# is called proved.
+# that needs another token: short ones before a model is retrained, long ones before it is called
+# proved.
 
 MARGIN = 0.5  # logits by which the right token must lead
 TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
@@ -944,224 +927,193 @@ KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
 
 def seen(config, lines, source, target, rows):
-    """What rows see of questions: source (B, S), target (B, T + 1), rows [R] -> codes (B, R, L),
-    equal where a model with these lines cannot tell two rows apart. A code is the token before the
-    row, then for each head its open keys as sorted numbers, each a token with a bias value."""
+    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> windows (B, R, L) of
+    numbers, equal where a model with these lines cannot tell two rows apart.
+
+    The token before the row, then for each head its open keys in order, each as twice the token
+    plus the bias: biases are differences of attention weights, between -1 and 0."""
     T, S = target.shape[1] - 1, source.shape[1]
-    levels = torch.tensor(sorted({-INF, 0.0, *(line.value for line in lines)}))
-    parts = [target[:, rows, None]]
+    parts = [target[:, rows, None].double()]
     for kind, tokens, N in ("self", target, T), ("cross", source, S):
         columns, values = run_keys(config, lines, 0, kind, T, N)
-        level = torch.searchsorted(levels, values[:, rows].contiguous())  # (H, R, K); 0: closed
-        code = tokens[:, None, columns[rows]] * len(levels) + level  # (B, H, R, K)
-        code = code.masked_fill(level == 0, 0).sort(3).values
-        parts.append(code.transpose(1, 2).flatten(2))
+        keys = 2.0 * tokens[:, None, columns[rows]] + values[:, rows].double()  # (B, H, R, K)
+        parts.append(keys.sort(3).values.transpose(1, 2).flatten(2))
     return torch.cat(parts, 2)
 
-def distinct_rows(rows):
-    """Rows (N, L) of tokens -> an index of each distinct one."""
-    number = torch.zeros(len(rows), dtype=torch.int64)  # of a row so far, among those that differ
-    for column in rows.unbind(1):
-        _, number = (number * len(VOCAB) + column).unique(return_inverse=True)
-    return list(dict(zip(number.tolist(), range(len(rows)))).values())
-
-def as_asked(task, source):
-    """Source [S] -> the question as `ask` takes it, 123+748."""
-    spec, parts = TASKS[task], []
-    for kind, part in zip(spec.operands, decode(source)[1:-1].split(spec.sign or None)):
-        parts.append(part[spec.headroom:] if kind == "number" else part)
-    return spec.sign.join(parts)
-
 def draw_questions(config, draw_some, length, samples):
-    """Questions of a task by `draw_test` or `draw_hard` -> source (B, S), target (B, T + 1)."""
-    operands = draw_some(config.task, length, samples)
+    """Questions by `draw_test` or `draw_hard`, with zeros in front -> source (B, S), target
+    (B, T + 1)."""
     width = max(config.widths[0], length + TASKS[config.task].headroom)
-    return arrange(config.task, pad(config.task, operands, width), config.align)
+    operands = []
+    for kind, digits in zip(TASKS[config.task].operands, draw_some(config.task, length, samples)):
+        operands.append(F.pad(digits, (0, size(kind, width) - digits.shape[1])))
+    return arrange(config.task, operands, config.align)
 
 class Windows:
-    """Distinct windows that rows have through some lines.
+    """The windows of runs with these lines, as far as questions were added.
 
-    found: code -> token that must be written, source [S], target [T + 1] and row of a question that
-    shows it. same: two questions that look the same to a row and differ there, in words; ""
-    where none do, so that the lines decide the answer."""
+    tokens: window -> the token to write, and a question that shows it. questions: all of these,
+    pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a row
+    and differ there, in words; where there is none the lines decide the answer. why: in words, why
+    these are not all windows."""
     def __init__(self, config, lines):
-        self.config, self.lines, self.found, self.same = config, lines, {}, ""
+        self.config, self.lines = config, lines
+        self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
 
     def add(self, source, target, rows):
-        """Keep what rows [R] see of these questions (B, .) -> sources of those that show more."""
-        more, task = [], self.config.task
-        codes = seen(self.config, self.lines, source, target, rows).flatten(0, 1).tolist()
-        wanted = target[:, 1:][:, rows].flatten().tolist()
-        for i, (code, token) in enumerate(zip(map(tuple, codes), wanted)):
-            asked = source[i // len(rows)]
-            if code not in self.found:
-                answer = target[i // len(rows)].tolist()
-                self.found[code] = token, asked.tolist(), answer, rows[i % len(rows)]
-                more.append(asked)
-            elif self.found[code][0] != token:
-                known, other, *_ = self.found[code]
-                self.same = (f"{as_asked(task, other)} and {as_asked(task, asked)} look the same "
-                             f"to a row that must write {VOCAB[known]} or {VOCAB[token]}")
-        return more
+        """Keep what rows [R] see of questions -> those that show a window for the first time."""
+        views = seen(self.config, self.lines, source, target, rows)
+        views = torch.cat([views, target[:, 1:][:, rows, None]], 2)  # and what they must write
+        views, which = views.flatten(0, 1).unique(dim=0, return_inverse=True)
+        asked = torch.arange(len(which)) // len(rows)
+        shown = 0 * views[:, 0].long()  # a question for each, the last
+        shown = shown.scatter_reduce(0, which, asked, "amax")
+        new = []
+        for (*window, token), question in zip(views.tolist(), shown.tolist()):
+            text = decode(source[question, 1:-1])
+            if tuple(window) not in self.tokens:
+                self.tokens[tuple(window)] = token, text
+                new.append(question)
+            known, other = self.tokens[tuple(window)]
+            if known != token:
+                self.clash = (f"{other} and {text} look the same to a row that must write "
+                              f"{VOCAB[int(known)]} or {VOCAB[int(token)]}")
+        for start in range(0, len(new), 1000):
+            piece = new[start:start + 1000]
+            self.questions.append((source[piece], target[piece]))
+        return source[new]
 
-def places_of(lines, row, width):
-    """Places of the numbers that a row looks at, or that make a token which it sees or writes. With
-    lines along (1, 1) the answer runs leftward, from the first digit on."""
-    leftward, written, places = False, {row, row - 1}, set()
+    def add_drawn(self, *lengths):
+        """Add random and hard questions of these lengths; say so if one shows a new window."""
+        seed_by_name(self.config.seed, "unseen")
+        for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
+            source, target = draw_questions(self.config, draw_some, length, 200)
+            for question in self.add(source, target, list(range(target.shape[1] - 1))):
+                self.why = f"{decode(question[1:-1])} shows what was not enumerated"
+
+def places_seen(lines):
+    """-> places of digits that a row sees or writes, counted from the one it writes; and whether
+    the answer runs leftward, from the first digit on, as lines along (1, 1) have it."""
+    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
+    before = {True: 1, False: -1}[leftward]  # the place of the token before
+    places = {0, before}
     for line in lines:
         if line.attention == "self":
-            written.add(row + line.offset - 1)  # START is token 0
+            places.add(before * (1 - line.offset))  # START is token 0
+        elif leftward and line.direction == 1:
+            places.add(1 - line.offset)
         elif line.direction == -1:
-            places.add(row + line.offset)
-        elif line.direction == 1:
-            leftward = True
-            places.add(width - row - line.offset)
-    for place in written:
-        places.add(width - 1 - place if leftward else place)
-    return places
+            places.add(line.offset)
+    return places, leftward
 
-def all_questions(config, places, width, both_sides):
-    """Operands, in pieces, of the questions that show all windows of a row that looks at these
-    places: see the head of this section. both_sides: what is carried may come from above, too.
-    Raises: NotEnumerated."""
-    spec = TASKS[config.task]
-    digits, extremes = range(spec.base), (0, spec.base - 1)
+def digits_to_try(task, places, width, both_sides):
+    """Choices for each digit of the operands with which all windows show of a row that looks at
+    these places: see the head of this section. The first choice is made for all FURTHER places at
+    once. both_sides: what is carried may come from above, too."""
+    spec = TASKS[task]
+    every, extremes = torch.arange(spec.base), torch.tensor([0, spec.base - 1])
     near = {place - 1 for place in places}
     if both_sides:
         near |= {place + 1 for place in places}
-    near_choice = digits if spec.operands.count("number") == 1 else extremes
-    sizes, choices = [], [extremes]  # the first choice is made for all FURTHER places at once
+    choices = [extremes]
     for kind in spec.operands:
-        sizes.append(width if kind == "number" else 1)
-        for place in range(sizes[-1]):
-            if kind == "number" and place >= width - spec.headroom:
-                choices.append((0,))
-            elif kind == "digit" or place in places:
-                choices.append(digits)
+        for place in range(size(kind, width)):
+            if kind == "digit":
+                choices.append(every)
+            elif place >= width - spec.headroom:
+                choices.append(torch.tensor([0]))
+            elif place in places or place in near and spec.operands.count("number") == 1:
+                choices.append(every)
+            elif place in near:
+                choices.append(extremes)
             else:
-                choices.append(near_choice if place in near else (FURTHER,))
-    total = math.prod(len(choice) for choice in choices)
-    if total > TOO_MANY:
-        raise NotEnumerated(f"{total:,} questions for a row are too many to enumerate")
-    for index in torch.arange(total).split(2 ** 18):
-        columns = []
-        for choice in choices:
-            columns.append(torch.tensor(choice)[index % len(choice)])
-            index = index // len(choice)
-        everywhere, table = columns[0][:, None], torch.stack(columns[1:], 1)
-        yield spec.admit(*torch.where(table == FURTHER, everywhere, table).split(sizes, 1))
+                choices.append(torch.tensor([FURTHER]))
+    return choices
 
 def enumerate_windows(config, lines):
-    """All windows that rows can have through these lines -> Windows; ends where two clash. Raises:
-    NotEnumerated where they are too many, or the task has others."""
-    spec, windows, narrowest = TASKS[config.task], Windows(config, lines), config.widths[0]
-    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
-    both_sides = leftward or spec.admit is not as_drawn
-    # A row far from both ends looks at places from low to high, counted from its own. Rows below
-    # `bottom` have fewer than two places under these, for carries; rows from T - `top` on have no
-    # place above them, for numbers in order, before the headroom. All rows between are alike. At
-    # width `enough` there is one, so wider questions show the same windows. Narrower ones that the
-    # run may ask, from its own width on, are enumerated themselves.
-    far = 10 ** 4
-    between = places_of(lines, far, 2 * far)
-    bottom, top = 2 - (min(between) - far), max(between) - far + 2 + spec.headroom
-    enough = bottom + top
+    """-> Windows, all that runs with these lines can have; ends early where two clash."""
+    spec, narrowest, windows = TASKS[config.task], config.widths[0], Windows(config, lines)
+    places, leftward = places_seen(lines)
+    both_sides = leftward or spec.admit is not as_drawn  # as for a - b: which number is larger?
+    # A row with two places below all that it sees, for carries, and two above, for numbers in
+    # order, before the headroom, is far from both ends; such rows are alike. At the width that has
+    # one all windows show. Narrower ones, from the run's own on, are enumerated themselves.
+    enough = (2 - min(places)) + (max(places) + 2 + spec.headroom)
     for width in range(narrowest, max(narrowest, enough) + 1):
-        source, target = draw_questions(config, draw_test, width - spec.headroom, 1)
-        T, S = target.shape[1] - 1, source.shape[1]
-        own = run_keys(config, lines, 0, "self", T, T).columns
-        cross = run_keys(config, lines, 0, "cross", T, S).columns
-        for row in sorted({*range(min(bottom + 1, T)), *range(max(0, T - top), T)}):
-            places = places_of(lines, row, width)
-            for operands in all_questions(config, places, width, both_sides):
-                source, target = arrange(config.task, operands)
-                looks = [target[:, own[row]], source[:, cross[row]], target[:, row:row + 2]]
-                differ = distinct_rows(torch.cat(looks, 1))  # few do
-                windows.add(source[differ], target[differ], [row])
-                if windows.same:
+        sizes = [size(kind, width) for kind in spec.operands]
+        _, target = draw_questions(config, draw_test, width - spec.headroom, 1)
+        for row in range(target.shape[1] - 1):
+            written = row
+            if leftward:
+                written = width - 1 - row
+            choices = digits_to_try(config.task, {written + place for place in places}, width,
+                                    both_sides)
+            total = math.prod(map(len, choices))
+            if total > TOO_MANY:
+                windows.why = f"{total:,} questions for a row are too many to enumerate"
+                return windows
+            for table in torch.cartesian_prod(*choices).split(2 ** 18):
+                digits = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
+                operands = spec.admit(*digits.split(sizes, 1))
+                windows.add(*arrange(config.task, operands), [row])
+                if windows.clash:
                     return windows
-    odd = unseen(windows, narrowest - spec.headroom)
-    if odd and not windows.same:
-        raise NotEnumerated(odd)
+    windows.add_drawn(narrowest - spec.headroom)
     return windows
 
-def unseen(windows, *lengths):
-    """Add random and hard questions of these lengths -> what is wrong: one that shows a new window,
-    or two that clash; "" if nothing is."""
-    config, odd = windows.config, ""
-    seed_by_name(config.seed, "unseen")
-    for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
-        source, target = draw_questions(config, draw_some, length, 200)
-        for question in windows.add(source, target, list(range(target.shape[1] - 1))):
-            odd = f"{as_asked(config.task, question)} shows what was not enumerated"
-    return windows.same or odd
-
 @torch.no_grad()
-def prove(model, questions, whole=False):
-    """By how many logits does the right token lead over all others, in each of these questions of
-    Windows.found? -> the smallest lead, [(lead, question)] of those where it is too small, or no
-    number. Ends with the first piece of 1,000 that has such, unless whole."""
+def prove(model, questions):
+    """Questions, pieces of source (B, S), target (B, T + 1) -> by how many logits the right token
+    leads at least over all others, and the source [S] where. Below MARGIN the rest is left out; a
+    lead below a thousandth of the largest logit, or of no number, counts as below."""
     model.eval()
-    device = next(model.parameters()).device
-    margin, doubtful = INF, []
-    for (_, row), group in itertools.groupby(questions, lambda asked: (len(asked[1]), asked[3])):
-        group = list(group)
-        for start in range(0, len(group), 1000):
-            piece = group[start:start + 1000]
-            _, source, target, _ = zip(*piece)
-            source, target = (torch.tensor(x, device=device) for x in (source, target))
-            logits = model(source, target[:, :row + 1])[:, row]  # (B, V)
-            want = target[:, row + 1, None]
-            leads = logits.gather(1, want)[:, 0] - logits.scatter(1, want, -INF).amax(1)
-            enough = leads >= (logits.abs().amax(1) / 1000).clamp(min=MARGIN)  # nan is not
-            margin = min(margin, float(leads.nan_to_num(-1e9).min()))
-            for i in (~enough).nonzero().flatten().tolist():
-                doubtful.append((float(leads[i]), piece[i]))
-            if doubtful and not whole:
-                return margin, doubtful
-    return margin, doubtful
-
-class Candidate(NamedTuple):
-    """Lines to train with."""
-    kappa: float
-    lines: list
-    windows: Windows = None
-    why: str = ""  # there are no windows
+    margin, worst = INF, None
+    for source, target in questions:
+        logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
+        lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
+        needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
+        least = (lead - needed).nan_to_num(-INF).amin((1, 2)) + MARGIN  # (B,)
+        if least.min() < margin:
+            margin, worst = least.min().item(), source[least.argmin()]
+        if margin < MARGIN:
+            break
+    return margin, worst
 
 def deciding_lines(config, attention):
-    """Yields lines that decide the answer: two rows that look the same write the same token. Kappa
-    falls, and each Candidate opens other lines than the one before. Of lines along (1, 0) and
-    (1, -1) first; where none decide, of (1, 0) and (1, 1). If windows cannot be enumerated there is
-    one Candidate, without them. Raises: RunFailed where no lines decide."""
+    """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
+    write the same token. Kappa falls, and each opens other lines than those before. Of lines along
+    (1, 0) and (1, -1) first; where none decide, of (1, 0) and (1, 1). If windows cannot be
+    enumerated there is one, whose Windows say why. Raises: RunFailed where no lines decide."""
     if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
-        why = "only one decoder layer with the robust rules and no encoder sees finitely much"
-        kappa = RULES["robust"]["kappa"] if config.rules == "robust" else None  # the paper's two
-        yield Candidate(kappa, calibrate(config, *attention), None, why)
+        kappa = RULES[config.rules]["kappa"]
+        lines = calibrate(config, attention, kappa, DIRECTIONS[0])
+        windows = Windows(config, lines)
+        windows.why = "only one decoder layer by the robust rules, no encoder, sees finitely much"
+        yield kappa, lines, windows
         return
-    same, not_enumerated, decided = "", None, False
+    tried, clash, unproved, decided = [], "", None, False
     for directions in DIRECTIONS:
-        before = None
         for kappa in KAPPAS:
-            lines = calibrate(config, *attention, kappa, directions)
-            opened = {(line.attention, *line[:4]) for line in lines}
-            if opened == before:
+            lines = calibrate(config, attention, kappa, directions)
+            opened = {(line.attention, line.head, line.direction, line.block, line.offset)
+                      for line in lines}
+            if opened in tried:
                 continue
-            before = opened
-            try:
-                windows = enumerate_windows(config, lines)
-            except NotEnumerated as error:  # nor can those of more lines be, at lower kappas
-                not_enumerated = not_enumerated or Candidate(kappa, lines, None, str(error))
-                break
-            if windows.same:
-                same = same or windows.same
+            tried.append(opened)
+            windows = enumerate_windows(config, lines)
+            if windows.clash:
+                clash = clash or windows.clash
+            elif windows.why:
+                unproved = unproved or (kappa, lines, windows)
+                break  # nor can windows of more lines be enumerated, at lower kappas
             else:
                 decided = True
-                yield Candidate(kappa, lines, windows)
+                yield kappa, lines, windows
         if decided:
             return
-    if not not_enumerated:
-        raise RunFailed(f"no lines decide the answer: {same}")
-    yield not_enumerated
+    if not unproved:
+        raise RunFailed(f"no lines decide the answer: {clash}")
+    yield unproved
 
 # -----
 # 7. Training and evaluation
@@ -1178,11 +1130,6 @@ def say(text):
 def silent(text):
     """A report that nobody reads."""
 
-def processes():
-    """-> number of this process, how many there are; more than one under torchrun."""
-    count = int(os.environ.get("WORLD_SIZE", 1))
-    return (int(os.environ["RANK"]) if count > 1 else 0), count
-
 @contextlib.contextmanager
 def kept_right(what="what is kept of the run"):
     """Whatever goes wrong in here is wrong with a file. Raises: BadInput."""
@@ -1193,32 +1140,33 @@ def kept_right(what="what is kept of the run"):
         raise BadInput(f"{what} cannot be used: {why[:300]}") from None
 
 class Run:
-    """Options, parts by name, the training under way; in checkpoint.pt if there is a folder."""
-    def __init__(self, config, folder=None, parts=None, current=None, device="cpu", report=silent):
-        self.config, self.folder = config, folder and Path(folder)
-        self.parts, self.current = parts or {}, current or {}
+    """Options and parts by name; in checkpoint.pt if there is a folder."""
+    def __init__(self, config, folder=None, parts=None, device="cpu", report=silent):
+        self.config, self.folder, self.parts = config, folder, parts or {}
         self.device, self.report = torch.device(device), report
 
-    def add(self, name, part):
-        """A part is done."""
-        self.parts[name] = part
-        self.save()
+    def part(self, name, make, *given):
+        """-> the part of this name, made and saved if it is not there."""
+        if name not in self.parts:
+            self.parts[name] = make(*given)
+            self.save()
+        return self.parts[name]
 
     def save(self):
         """All as plain values and tensors, which load without running code."""
-        state, buffer = dict(parts=self.parts, current=self.current), io.BytesIO()
-        torch.save(state | dict(config=self.config.given()), buffer)
+        buffer = io.BytesIO()
+        torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
 
     def write(self, name, data):
         """Beside, then moved into place: never half-written. On a full disk the run goes on."""
-        if self.folder and processes()[0] == 0:
-            beside = self.folder / f"{name}.part"
+        if self.folder:
+            path, beside = Path(self.folder, name), Path(self.folder, f"{name}.part")
             try:
                 beside.write_bytes(data)
-                beside.replace(self.folder / name)
+                beside.replace(path)
             except OSError as error:
-                say(f"lengen: {self.folder / name} cannot be written: {error.strerror}")
+                say(f"lengen: {path} cannot be written: {error.strerror}")
                 with contextlib.suppress(OSError):
                     beside.unlink()
 
@@ -1250,22 +1198,27 @@ def orthogonal(x):
         x = torch.addmm(x, square, x, beta=3.4445)
     return x
 
-def make_optimizers(model, config, decay=0.0, betas=(0.9, 0.98)):
+def make_optimizers(model, config):
     """Muon for matrices of layers, Adam at a quarter of its rate for all else; or Adam alone."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
         matrix = weight.dim() == 2 and "coder." in name and not name.endswith("table")
-        (muon if config.optimizer == "muon" and matrix else rest).append(weight)
-    lr = config.lr / 4 if muon else config.lr
-    adam = torch.optim.AdamW(rest, lr, betas, weight_decay=decay, fused=True)
-    return [adam, Muon(muon, config.lr)] if muon else [adam]
+        if matrix and config.optimizer == "muon":
+            muon.append(weight)
+        else:
+            rest.append(weight)
+    how = dict(betas=config.betas, weight_decay=config.decay, fused=True)
+    if not muon:
+        return [torch.optim.AdamW(rest, config.lr, **how)]
+    return [torch.optim.AdamW(rest, config.lr / 4, **how), Muon(muon, config.lr)]
 
 def take_step(model, optimizers, source, target, share=1.0):
     """One step at a share of the peak rate -> the loss, cross-entropy of target (B, T + 1), each
     token given those before it. Differs: gradients are clipped at norm 1."""
     model.train()
     logits = model(source, target[:, :-1])
-    loss = F.cross_entropy(logits.flatten(0, 1).float(), target[:, 1:].flatten())
+    wanted = target[:, 1:].flatten().to(logits.device)
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), wanted)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in optimizers:
@@ -1274,36 +1227,36 @@ def take_step(model, optimizers, source, target, share=1.0):
         optimizer.zero_grad()
     return loss.detach()
 
-def train(run, model, optimizers, name, steps, draw_batch, rate, check=None, done=None):
-    """Train, from where the run is; keep the part {"weights", "steps", "seconds", "curve"}.
+def train(run, model, name, steps, draw_batch, rate, check=None, done=None):
+    """Train, and keep the part {"weights", "steps", "seconds", "curve"}. If that is there, it is
+    loaded; one with "optimizers" is not finished and goes on.
 
     draw_batch(step) -> source (B, S), target (B, T + 1); rate(step) -> share of the peak rate.
     check(model) -> a list, for the curve: [step, loss, *check] every 100 steps. done(model): asked
     every 25 steps, from 50 on, whether to stop. Raises: RunFailed where the loss is not finite."""
-    if name in run.parts:
-        with kept_right():
-            return model.load_state_dict(run.parts[name]["weights"])
-    begun, curve, seconds = 0, [], 0.0
-    if run.current.get("name") == name:
-        with kept_right():
-            begun, curve, seconds = (run.current[key] for key in ("steps", "curve", "seconds"))
-            assert 0 < begun < steps, f"step {begun} of {steps}"
-            model.load_state_dict(run.current["weights"])
-            for optimizer, state in zip(optimizers, run.current["optimizers"], strict=True):
+    optimizers = make_optimizers(model, run.config)
+    part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
+    with kept_right():
+        begun, curve = part["steps"], part["curve"]
+        if begun:
+            model.load_state_dict(part["weights"])
+            if "optimizers" not in part:
+                return
+            assert begun < steps, f"step {begun} of {steps}"
+            for optimizer, state in zip(optimizers, part["optimizers"], strict=True):
                 optimizer.load_state_dict(state)
-    number, count = processes()
-    parallel = nn.parallel.DistributedDataParallel(model) if count > 1 else model
-    told = time.perf_counter()
-    start = told - seconds
+        told = time.perf_counter()
+        start = told - part["seconds"]
     for step in range(begun + 1, steps + 1):
         seed_by_name(run.config.seed, name, step)
-        source, target = (x[number::count].to(run.device) for x in draw_batch(step))
-        loss = take_step(parallel, optimizers, source, target, rate(step))
+        loss = take_step(model, optimizers, *draw_batch(step), rate(step))
         last = step == steps
         if done and step % 25 == 0 and step >= 50:
             last = done(model) or last
         if step % 100 == 0 or last:
-            curve.append([step, loss.item(), *(check(model) if check else [])])
+            curve.append([step, loss.item()])
+            if check:
+                curve[-1] += check(model)
         if last or time.perf_counter() - told > SECONDS:  # here a GPU is waited for
             told = time.perf_counter()
             if not loss.isfinite():
@@ -1311,42 +1264,33 @@ def train(run, model, optimizers, name, steps, draw_batch, rate, check=None, don
             run.report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {told - start:.0f} s")
             part = dict(steps=step, seconds=round(told - start, 2), curve=curve,
                         weights={key: x.clone() for key, x in model.state_dict().items()})
-            if last:
-                run.current = {}
-                return run.add(name, part)
-            states = [optimizer.state_dict() for optimizer in optimizers]
-            run.current = part | dict(name=name, optimizers=states)
+            if not last:
+                part["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            run.parts[name] = part
             run.save()
             told = time.perf_counter()  # saving takes time
+        if last:
+            return
 
 @torch.no_grad()
 def right_tokens(model, source, target):
     """source (B, S), target (B, T + 1) -> (B, T) bool on the CPU: is each token the most likely one
     after those before it? If all are, and only then, greedy decoding writes the target."""
     model.eval()
-    device = next(model.parameters()).device
     chunk = max(1, 2 ** 12 // target.shape[1])  # rows that stay in a cache
     right = []
     for s, t in zip(source.split(chunk), target.split(chunk)):
-        tokens = model(s.to(device), t[:, :-1].to(device)).argmax(-1)
-        right.append(tokens.cpu() == t[:, 1:].cpu())
+        right.append(model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:])
     return torch.cat(right)
 
-def test_questions(config, length):
-    """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
-    samples = config.samples if length <= 100 else -(-config.samples // 5)
-    sets = {"random": draw_questions(config, draw_test, length, samples)}
-    if length == max((n for n in config.lengths if n <= 60), default=0):
-        sets["hard"] = draw_questions(config, draw_hard, length, samples)
-    return sets
-
-def evaluate(model, config, draw_sets=test_questions, report=silent):
+def evaluate(model, config, report=silent):
     """Test at config.lengths -> {"rows", "seconds"}; "places" is the share right of each digit."""
     rows, start = [], time.perf_counter()
     for length in sorted(set(config.lengths)):
         report(f"test of {length} digits")
         seed_by_name(config.seed, "test", length)
-        for name, (source, target) in draw_sets(config, length).items():
+        questions = SYSTEMS[config.model].questions(config, length)
+        for name, (source, target) in questions.items():
             right, digit = right_tokens(model, source, target), target[:, 1:] < 10
             shown = digit.any(0)  # without END and padding
             places = (right & digit)[:, shown].sum(0) / digit[:, shown].sum(0)
@@ -1354,18 +1298,30 @@ def evaluate(model, config, draw_sets=test_questions, report=silent):
                              n=len(right), places=[round(x, 4) for x in places.tolist()]))
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
 
+def test_questions(config, length):
+    """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
+    samples = config.samples
+    if length > 100:
+        samples = -(-samples // 5)
+    sets = {"random": draw_questions(config, draw_test, length, samples)}
+    if length == max([n for n in config.lengths if n <= 60], default=0):
+        sets["hard"] = draw_questions(config, draw_hard, length, samples)
+    return sets
+
 def ask(model, config, question):
     """A question, such as "123+748" -> the answer, "871". Raises: BadInput outside the task."""
     spec = TASKS[config.task]
     operands = question.split(spec.sign or None)
-    width = max([config.widths[0]] + [len(text) + spec.headroom for text in operands])
+    longest = max([len(text.lstrip("0")) for text in operands], default=0)
+    width = max(config.widths[0], longest + spec.headroom)
     source, target = example(config.task, *operands, width=width, align=config.align)
-    source = encode(source)[None].to(next(model.parameters()).device)
-    text = decode(generate(model, source, len(target) - 1)[0])[1:]
-    digits = text.partition(END)[0]
-    if END not in text or not digits or set(digits) - set(VOCAB[:spec.base]):
+    text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
+    digits, end, _ = text.partition(END)
+    if not end or not digits or set(digits) - set(VOCAB[:spec.base]):
         return f"no number; the model wrote {text!r}"
-    return digits[-1] if spec.last_alone else digits[::-1].lstrip("0") or "0"
+    if spec.last_alone:
+        return digits[-1]
+    return digits[::-1].lstrip("0") or "0"
 
 def training_batch(config, numbers, B, power=1.0):
     """B questions on some of these numbers, at one of the run's widths -> source, target. power:
@@ -1378,27 +1334,30 @@ def training_batch(config, numbers, B, power=1.0):
 
     return arrange(config.task, draw(config.task, B, number), config.align)
 
-def fit(run, config, model, name, steps, short_first=False, falling=1.0, done=None):
+def fit(run, model, name, steps, short_first=False, falling=1.0, done=None):
     """Train on the training numbers; the curve has the share of 1,000 held-out ones that are exact.
     short_first: short numbers come more often at first, half of them below 1.6% of all. falling:
     the share of the steps, the last, over which the rates fall to zero, after 30 of warm-up.
     --optimizer adam has constant rates."""
+    config = model.config
     numbers, held_out = split_numbers(config.seed)
 
     def draw_batch(step):
-        power = 6 - 5 * step / steps if short_first else 1.0
+        power = 1.0
+        if short_first:
+            power = 6 - 5 * step / steps
         return training_batch(config, numbers, config.batch, power)
 
     def rate(step):
-        muon = min(1.0, step / 30, (steps - step + 1) / (falling * steps))
-        return muon if config.optimizer == "muon" else 1.0
+        if config.optimizer == "adam":
+            return 1.0
+        return min(1.0, step / 30, (steps - step + 1) / (falling * steps))
 
     def check(model):
         right = right_tokens(model, *training_batch(config, held_out, 1000))
         return [float(right.all(1).float().mean())]
 
-    optimizers = make_optimizers(model, config)
-    train(run, model, optimizers, name, steps, draw_batch, rate, check, done)
+    train(run, model, name, steps, draw_batch, rate, check, done)
 
 def learn(run):
     """Make the parts of a run of an encoder-decoder that are not there. Source: v1, Sec. 5; v2,
@@ -1412,79 +1371,81 @@ def learn(run):
         name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)
-    fit(run, first, model, name, config.steps, config.preset == "fast", falling=0.4)
+    fit(run, model, name, config.steps, config.preset == "fast", falling=0.4)
     if calibrated:
-        # 2. Its attention is averaged over training numbers, to find lines in it.
-        if "attention" not in run.parts:
-            seed_by_name(config.seed, "attention")
-            batch = training_batch(first, split_numbers(config.seed)[0], 1000)
-            average = collect_attention(model, *(x.to(run.device) for x in batch))
-            run.add("attention", tuple(weights.cpu() for weights in average))
-        # 3. A model without positions is trained with the lines as its bias.
-        if "proof" not in run.parts:
-            name, proof = retrain(run, model)
-            run.parts["model"] = run.parts.pop(name)
-            run.add("proof", proof)
+        # 2. Its attention is averaged over training numbers.
+        run.part("attention", average_attention, model)
+        # 3. A model without positions is trained with lines of that attention as its bias.
+        run.part("proof", retrain, run, model)
         model = build(config, run.parts).to(run.device)
-    if "tests" not in run.parts:
-        run.add("tests", evaluate(model, config, report=run.report))
+    run.part("tests", evaluate, model, config, run.report)
+
+def average_attention(teacher):
+    """Over 1,000 training numbers -> self (n_layer, H, T, T), cross (n_layer, H, T, S)."""
+    config = teacher.config
+    seed_by_name(config.seed, "attention")
+    batch = training_batch(config, split_numbers(config.seed)[0], 1000)
+    return collect_attention(teacher, *batch)
+
+def attempts(config, attention):
+    """Yields (kappa, lines, Windows), and whether to begin anew: see `retrain`."""
+    for found in itertools.islice(deciding_lines(config, attention), 2):
+        if config.rules == "robust":
+            yield found, False
+        yield found, True
 
 def retrain(run, teacher):
-    """Train models with lines of the teacher's attention until one is proved -> name of the part
-    that has its weights, {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows" and
-    "margin" where they could be enumerated. At most two sets of lines, twice each.
+    """Train models with lines of the teacher's attention until one is proved, the part "model" ->
+    {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows" and "margin" where they could
+    be enumerated. At most two sets of lines, twice each.
 
     The lines are those of the first kappa that decide the answer. Training goes on from the
     teacher's weights. If that ends without a proof, as it may where a head is set on something
     else, a new model gets twice the steps, as in the paper; then both are tried with the lines of
     the next kappa. What cannot be proved is trained once to the end (rules "paper": anew)."""
-    config, attempt = run.config, 0
-    candidates = deciding_lines(config, run.parts["attention"])
-    for kappa, lines, windows, why in itertools.islice(candidates, 2):
-        for anew in [True] if config.rules == "paper" else [False, True]:
-            attempt += 1
-            name, steps = f"attempt {attempt}", config.retrain_steps
-            seed_by_name(config.seed, name)
-            model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
-            if not anew:
-                model.load_state_dict(teacher.state_dict())
-            proof = dict(proved=False, why=why, kappa=kappa, attempt=attempt,
-                         lines=[tuple(line) for line in lines])
-            if windows is None:
-                fit(run, config, model, name, steps)
-                return name, proof
-            questions, margin, doubtful = list(windows.found.values()), None, []
+    config = run.config
+    for attempt, (found, anew) in enumerate(attempts(config, run.parts["attention"]), 1):
+        kappa, lines, windows = found
+        name, steps = f"attempt {attempt}", config.retrain_steps
+        seed_by_name(config.seed, name)
+        model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
+        if not anew:
+            model.load_state_dict(teacher.state_dict())
+        proof = dict(proved=False, why=windows.why, kappa=kappa, attempt=attempt,
+                     lines=[line._asdict() for line in lines])
+        if windows.why:
+            fit(run, model, name, steps)
+            break
 
-            def proved(model):
-                # Looks mostly fail, and where the last one did: begin there.
-                nonlocal margin, doubtful
-                again = [question for _, question in doubtful]
-                margin, doubtful = prove(model, again + questions)
-                return not doubtful
+        def proved(model):
+            return prove(model, windows.questions)[0] >= MARGIN
 
-            fit(run, config, model, name, 2 * steps if anew else steps, done=proved)
-            if doubtful or margin is None:  # it failed, or nobody has looked
-                margin, doubtful = prove(model, questions, whole=True)
-            proof |= dict(margin=round(margin, 3), windows=len(questions))
-            if not doubtful:
-                wrong = unseen(windows, 8, 60)
-                return name, proof | dict(proved=not wrong, why=wrong)
-            _, (_, worst, *_) = min(doubtful, key=lambda pair: pair[0])
-            proof["why"] = (f"{len(doubtful)} windows are wrong or in doubt, such as one of "
-                            f"{as_asked(config.task, worst)}")
-    return name, proof
+        if anew:
+            steps = 2 * steps
+        fit(run, model, name, steps, done=proved)
+        margin, worst = prove(model, windows.questions)
+        proof |= dict(windows=len(windows.tokens), margin=round(margin, 3))
+        if margin >= MARGIN:
+            windows.add_drawn(8, 60)
+            proof["why"] = windows.clash or windows.why
+            proof["proved"] = not proof["why"]
+            break
+        proof["why"] = f"{decode(worst[1:-1])} is wrong or in doubt"
+    run.parts["model"] = run.parts.pop(name)
+    return proof
 
 def build(config, parts):
     """Parts of a run, of any system -> its trained model. Raises: BadInput."""
     with kept_right():
         model = SYSTEMS[config.model].model(config)
         if "proof" in parts:
-            lines = [Line(*line) for line in parts["proof"]["lines"]]
+            lines = [Line(**line) for line in parts["proof"]["lines"]]
             model.bias = calibrated_bias(config, lines)
         model.load_state_dict(parts["model"]["weights"])
         return model
 
-SYSTEMS["seq2seq"] = System("encoder-decoder (ABC)", TASKS, Seq2SeqOptions, learn, Transformer)
+SYSTEMS["seq2seq"] = System("encoder-decoder (ABC)", TASKS, Seq2SeqOptions, Transformer, learn,
+                            test_questions)
 
 # -----
 # 8. Consecutive pairs: one attention head, read completely
@@ -1496,7 +1457,7 @@ SYSTEMS["seq2seq"] = System("encoder-decoder (ABC)", TASKS, Seq2SeqOptions, lear
 class PairsOptions(Options):
     """Options of consecutive pairs."""
     samples: int = 10_000  # sequences a test
-    d_vocab: int = 16  # how many integers
+    d_vocab: int = 16  # how many integers, 4 to 65,536
     d_model: int = 128  # width of embeddings
     d_head: int = 32  # width of queries and keys
     dummy: bool = False  # a dummy token before each sequence
@@ -1506,13 +1467,13 @@ class PairsOptions(Options):
     steps: int = 10_000  # of training
     lengths: tuple = (5,)  # integers of a sequence, as tested
 
-    optimizer = "adam"  # no option
+    # No options:
+    optimizer = "adam"
     choices = dict(preset=("fast",))
-    most = dict(plant=1, d_vocab=2 ** 16)
 
     def settle(self):
-        if self.d_vocab < 4:
-            raise BadInput(f"--d-vocab: {self.d_vocab} is below 4")
+        if not 4 <= self.d_vocab <= 2 ** 16:
+            raise BadInput(f"--d-vocab: {self.d_vocab} is not 4 to 65,536")
 
 def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     """-> source (B, length), with `dummy` a token V before it, target (B, 1 + length), the labels
@@ -1525,8 +1486,9 @@ def draw_pairs(B, length, d_vocab, plant=0.0, dummy=False):
     second = first + torch.where(outside, -side, side)
     tokens[:, 1::2] = torch.where(torch.rand(B, n) < plant, second, tokens[:, 1::2])
     near = (tokens[:, :, None] - tokens[:, None]).abs() == 1  # (B, T, T)
-    source = F.pad(tokens, (1, 0), value=d_vocab) if dummy else tokens
-    return source, F.pad(near.any(2).long(), (1, 0))
+    if dummy:
+        tokens = F.pad(tokens, (1, 0), value=d_vocab)
+    return tokens, F.pad(near.any(2).long(), (1, 0))
 
 class PairsHead(nn.Module):
     """Source (B, T), target -> logits (B, T, 2) of the labels, 0 and z. Differs: all integers start
@@ -1541,7 +1503,7 @@ class PairsHead(nn.Module):
         nn.init.constant_(self.attention.out.bias, 5.0)
 
     def forward(self, source, target):
-        x = self.embedding(source)
+        x = self.embedding(source.to(self.embedding.weight.device))
         z = self.attention(x, x)[0][:, -target.shape[1]:]
         return torch.cat([torch.zeros_like(z), z], 2)
 
@@ -1562,13 +1524,15 @@ def learn_pairs(run):
     def draw_batch(step):
         return draw_pairs(config.batch, 5, config.d_vocab, config.plant, config.dummy)
 
-    optimizers = make_optimizers(model, config, betas=(0.9, 0.999))
-    train(run, model, optimizers, "model", config.steps, draw_batch, rate=lambda step: 1.0)
-    if "tests" not in run.parts:
-        run.add("tests", evaluate(model, config, pairs_questions, run.report))
+    train(run, model, "model", config.steps, draw_batch, rate=lambda step: 1.0)
+    run.part("tests", evaluate, model, config, run.report)
 
-PAIRS = {"consecutive": "is a neighbour of this integer there?"}
-SYSTEMS["head"] = System("one attention head (Pairs)", PAIRS, PairsOptions, learn_pairs, PairsHead)
+class PairsTask(NamedTuple):
+    about: str
+
+PAIRS = {"consecutive": PairsTask("is a neighbour of this integer there?")}
+SYSTEMS["head"] = System("one attention head (Pairs)", PAIRS, PairsOptions, PairsHead, learn_pairs,
+                         pairs_questions)
 
 # -----
 # 9. Encoders: one pass, relative positions, priming
@@ -1577,21 +1541,18 @@ SYSTEMS["head"] = System("one attention head (Pairs)", PAIRS, PairsOptions, lear
 # are aligned only in numbers of equal length. + and * serve for the paper's four signs.
 
 class EncoderTask(NamedTuple):
+    """With --modulus the answer is the remainder, in as many digits as the largest has."""
     about: str
     columns: Callable  # as those of Task
     sign: str
-    modular: bool = False  # the answer is a remainder of --modulus
+    second_digits: int = 0  # of the second operand, at most; 0: as many as the first has
     carries: bool = True  # else an answer is as long as the longer operand
 
-ENCODER_TASKS = {  # at width 3 and modulus 100
-    # 12@+39@ -> $51@@
+ENCODER_TASKS = {  # at width 3
+    # 12@+39@ -> $51@@, modulo 100 $51
     "addition": EncoderTask("a + b", operator.add, "+"),
-    # 98@+7@@ -> $05
-    "modular-addition": EncoderTask("(a + b) mod c", operator.add, "+", modular=True),
-    # 12@*3@@ -> $36@@@@
-    "multiplication": EncoderTask("a * b, b of few digits", product, "*"),
-    # 12@*9@@ -> $08
-    "modular-multiplication": EncoderTask("(a * b) mod c, b of few", product, "*", modular=True),
+    # 12@*9@@ -> $108@@@, modulo 100 $08
+    "multiplication": EncoderTask("a * b, b of few digits", product, "*", second_digits=3),
     # 15@+27@ -> $32@
     "elementwise-addition": EncoderTask("a + b, carries dropped", lambda a, b: (a + b) % 10, "+",
                                         carries=False),
@@ -1616,8 +1577,8 @@ class EncoderOptions(Options):
     width: int = 0  # digits of every number; 0: 20, or what is needed
     lengths: tuple = (5, 6, 10)  # numbers tested are below 10^length
     train_digits: int = 5  # digits of training numbers, at most
-    second_digits: int = 3  # of products: digits of the second operand, at most
-    modulus: int = 100  # of modular tasks
+    second_digits: int = 0  # of the second operand, at most; 0: as the task has it
+    modulus: int = 0  # the answer is the remainder; 0: all of it
     even: bool = False  # train on each length equally often
     n_train: int = 5000  # first operands to train on
     prime: int = 0  # long ones among them, for priming
@@ -1625,60 +1586,59 @@ class EncoderOptions(Options):
     finetune: int = 0  # long ones to train on afterwards
     retrain_steps: int = 1000  # of fine-tuning
 
-    n_layer, align = 0, False  # no options: there is no decoder
+    # No options:
+    n_layer, align = 0, False  # there is no decoder
+    decay = 0.01
     choices = Options.choices | dict(size=SIZES, optimizer=("muon", "adam"), method=(
         "vanilla", "nope", "ape", "alibi", "rope", "rpe-k", "rpe-kq"))
-    most = dict(dropout=0.99, width=2000, train_digits=2000)
     # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples.
     paper = dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
                  lengths=(5, 6, 10, 15, 20))
 
     def settle(self):
-        spec = ENCODER_TASKS[self.task]
-        sizes = SIZES.get(self.size, SIZES["small"])  # others are refused by `choices`
-        for name, usual in zip(("n_encoder", "d_model", "n_head"), sizes):
-            setattr(self, name, getattr(self, name) or usual)
-        if self.prime or self.finetune:
-            self.prime_lengths = self.prime_lengths or (max(self.lengths),)
-        self.has_short_operand = spec.columns is product
-        needed = max(*self.lengths, *self.prime_lengths, self.train_digits,
-                     self.second_digits * self.has_short_operand,
-                     len(str(self.modulus - 1)) * spec.modular)
+        for name, value in zip(("n_encoder", "d_model", "n_head"), SIZES[self.size]):
+            setattr(self, name, getattr(self, name) or value)
+        self.second_digits = self.second_digits or ENCODER_TASKS[self.task].second_digits
+        self.prime_lengths = self.prime_lengths or (max(self.lengths),)
+        needed = max(self.lengths + self.prime_lengths + (self.train_digits, self.second_digits,
+                                                          len(str(self.modulus))))
         self.width = self.width or max(needed, 20)  # Jelassi's for sums
         self.clip = self.clip or 2 * self.width
-        if self.width < needed:
-            raise BadInput(f"--width: {self.width} is too narrow; {needed} digits are needed")
+        if not needed <= self.width <= 2000:
+            raise BadInput(f"--width: {self.width} is not {needed} to 2,000")
         if self.prime > self.n_train:
             raise BadInput(f"--prime: {self.prime} of {self.n_train} examples")
-        if self.method in METHODS:
-            self.check_heads()
+        self.check_heads()
 
-    def without_effect(self):
-        has_effect = {"clip": METHODS[self.method].relative, "retrain_steps": self.finetune,
-                      "prime_lengths": self.prime or self.finetune,
-                      "modulus": ENCODER_TASKS[self.task].modular,
-                      "second_digits": self.has_short_operand}
-        return {name for name, effect in has_effect.items() if not effect}
+def n_digits(a):
+    """Digits (B, W) -> (B,) how many they are without zeros in front; 0 has one."""
+    places = torch.arange(1, a.shape[1] + 1)
+    return ((a > 0) * places).amax(1).clamp(min=1)
 
 def write_padded(a, length):
     """Digits (B, W) -> tokens (B, W): the lowest `length` (B,), highest first, then PAD."""
     place = length[:, None] - 1 - torch.arange(a.shape[1])
     return a.gather(1, place.clamp(min=0)).masked_fill(place < 0, VOCAB.index(PAD))
 
-def arrange_encoder(task, a, b, modulus=100):
+def remainder(a, modulus):
+    """Digits (B, W) -> digits of the number modulo `modulus`, as many as modulus - 1 has."""
+    rest = torch.zeros(len(a), dtype=torch.int64)
+    for digit in a.flip(1).unbind(1):  # Horner: no integer grows
+        rest = (10 * rest + digit) % modulus
+    return to_digits(rest, len(str(modulus - 1)))
+
+def arrange_encoder(task, a, b, modulus=0):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n), the answer behind a START
-    that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less). Modular answers have as
-    many digits as modulus - 1."""
+    that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less)."""
     spec = ENCODER_TASKS[task]
-    room = spec.carries * (a.shape[1] if spec.columns is product else 1)
+    room = {operator.add: 1, product: a.shape[1]}.get(spec.columns, 0)  # an answer's more digits
     answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
-    length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
-    if spec.modular:
-        rest = 0 * length
-        for digit in answer.flip(1).unbind(1):  # Horner: no integer grows
-            rest = (10 * rest + digit) % modulus
-        answer = to_digits(rest, len(str(modulus - 1)))
-        length = torch.full_like(rest, answer.shape[1])
+    length = n_digits(answer)
+    if not spec.carries:
+        length = torch.maximum(n_digits(a), n_digits(b))
+    if modulus:
+        answer = remainder(answer, modulus)
+        length = torch.full_like(length, answer.shape[1])
     signs, starts = (encode(symbol).expand(len(a), -1) for symbol in (spec.sign, START))
     question = [write_padded(a, n_digits(a)), signs, write_padded(b, n_digits(b))]
     return torch.cat(question, 1), torch.cat([starts, write_padded(answer, length)], 1)
@@ -1695,7 +1655,7 @@ def draw_below(config, length, B, even=False):
 
 def draw_encoder(config, length, B, even=False):
     """Operands (B, width) of B questions on numbers below 10^length."""
-    second = config.second_digits if config.has_short_operand else length
+    second = config.second_digits or length
     return draw_below(config, length, B, even), draw_below(config, second, B, even)
 
 def encoder_questions(config, length):
@@ -1744,10 +1704,9 @@ def fit_encoder(run, model, name, n, prime, steps):
 
     def check(model):
         short = dataclasses.replace(config, lengths=(config.train_digits,), samples=200)
-        return evaluate(model, short, encoder_questions)["rows"][0]["places"]
+        return evaluate(model, short)["rows"][0]["places"]
 
-    optimizers = make_optimizers(model, config, decay=0.01, betas=(0.9, 0.999))
-    train(run, model, optimizers, name, steps, draw_batch, rate, check)
+    train(run, model, name, steps, draw_batch, rate, check)
 
 def learn_encoder(run):
     """Make the parts of an encoder's run that are not there: train on short numbers (--prime: and a
@@ -1755,45 +1714,39 @@ def learn_encoder(run):
     Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
     config = run.config
     seed_by_name(config.seed, "model")
-    model = Encoder(config).to(run.device)
-    first = "short numbers" if config.finetune else "model"
+    model, first = Encoder(config).to(run.device), "model"
+    if config.finetune:
+        first = "short numbers"
     fit_encoder(run, model, first, config.n_train, config.prime, config.steps)
     if config.finetune:
-        if "before" not in run.parts:
-            run.add("before", evaluate(model, config, encoder_questions, run.report))
+        run.part("before", evaluate, model, config, run.report)
         n = config.finetune
         fit_encoder(run, model, "model", n, n, config.retrain_steps)
-    if "tests" not in run.parts:
-        run.add("tests", evaluate(model, config, encoder_questions, run.report))
+    run.part("tests", evaluate, model, config, run.report)
 
 SYSTEMS["universal"] = System("encoder of one shared layer (Jelassi)", ENCODER_TASKS,
-                              EncoderOptions, learn_encoder, Encoder)
+                              EncoderOptions, Encoder, learn_encoder, encoder_questions)
 SYSTEMS["encoder"] = SYSTEMS["universal"]._replace(about="encoder (Jelassi)")
 
 # -----
 # 10. Command line
 
 def read_checkpoint(folder):
-    """-> config, parts, training under way. Raises: BadInput; runs no code in the file."""
-    path = Path(folder) / "checkpoint.pt"
+    """-> config, parts. Raises: BadInput; runs no code in the file."""
+    path = Path(folder, "checkpoint.pt")
     with kept_right(repr(str(folder))):
         with zipfile.ZipFile(path) as archive:
             if archive.testzip():
                 raise ValueError("it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
-        return Config(**state["config"]), dict(state["parts"]), dict(state["current"])
+        return Config(**state["config"]), dict(state["parts"])
 
 def load(folder):
     """Folder of a finished run -> model, config, parts. Raises: BadInput."""
-    config, parts, _ = read_checkpoint(folder)
-    if not parts.keys() >= {"model", "tests"}:
+    config, parts = read_checkpoint(folder)
+    if "tests" not in parts:
         raise BadInput(f"{str(folder)!r} is not finished; finish it by --from alone")
     return build(config, parts), config, parts
-
-def wilson(correct, n, z=1.959964):
-    """95% interval of a share (Wilson 1927)."""
-    centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
-    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
 def percent(share):
     """Rounded down: 100 is all."""
@@ -1801,10 +1754,6 @@ def percent(share):
 
 def make_record(run):
     """What a run came to, as plain values."""
-    commit = ""
-    if shutil.which("git"):
-        git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(git, capture_output=True).stdout.decode(errors="replace").strip()
     machine = f"cpu, threads: {torch.get_num_threads()}"
     if run.device.type == "cuda":
         machine = torch.cuda.get_device_name(run.device)
@@ -1813,78 +1762,72 @@ def make_record(run):
         if "weights" in part:
             train[name] = {key: part[key] for key in ("steps", "seconds", "curve")}
     proof = dict(run.parts.get("proof", {}))
-    lines = [Line(*line)._asdict() for line in proof.pop("lines", [])]
-    return dict(config=run.config.given(), torch=torch.__version__, commit=commit, device=machine,
-                train=train, lines=lines, proof=proof, before=run.parts.get("before"),
-                tests=run.parts["tests"])
-
-def table(tests):
-    """Lines of text, a row a test."""
-    yield "digits   exact  set        95% interval         n"
-    for row in tests["rows"]:
-        low, high = wilson(row["correct"], row["n"])
-        yield (f"{row['digits']:>6}  {percent(row['correct'] / row['n']):>6}  {row['set']:<8} "
-               f"{low:7.2%} - {high:7.2%}  {row['n']:8,}")
+    lines = proof.pop("lines", [])
+    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return dict(config=dataclasses.asdict(run.config), torch=torch.__version__, source=source,
+                device=machine, train=train, lines=lines, proof=proof,
+                before=run.parts.get("before"), tests=run.parts["tests"])
 
 def summary(record):
-    """The record as text."""
-    config, proof, out = record["config"], record["proof"], []
-    out.append(f"{config['task']}, {config.get('method', config['model'])}, seed {config['seed']}")
+    """The record as lines of text."""
+    config, proof = record["config"], record["proof"]
+    yield f"{config['task']}, {config.get('method', config['model'])}, seed {config['seed']}"
     for name, part in record["train"].items():
-        out.append(f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s")
-        if config["model"] == "seq2seq":
-            out[-1] += f", {percent(part['curve'][-1][2])} of 1,000 held-out exact"
-    for x in record["lines"]:
-        direction = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}[x["direction"]]
-        out.append(f"  layer {x['layer'] + 1} {x['attention']:<5} head {x['head'] + 1}: "
-                   f"{direction}, block {x['block'] + 1}, offset {x['offset']}, "
-                   f"bias {x['value']:.2f}, z {x['z']:.1f}")
+        unseen = " ".join(map(percent, part["curve"][-1][2:]))
+        yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen or '-'}"
+    for line in map(dict.values, record["lines"]):
+        head, direction, block, offset, value, z, layer, attention = line
+        name = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}[direction]
+        yield (f"  layer {layer + 1} {attention:<5} head {head + 1}: {name}, block {block + 1}, "
+               f"offset {offset}, bias {value:.2f}, z {z:.1f}")
     if proof and proof["proved"]:
-        out.append(f"proof     exact at every length: right on all {proof['windows']:,} windows, "
-                   f"by {proof['margin']:.1f} or more; kappa {proof['kappa']}")
+        yield (f"proof     exact at every length: right on all {proof['windows']:,} windows, by "
+               f"{proof['margin']:.1f} or more; kappa {proof['kappa']}")
     elif proof:
-        out.append(f"proof     not proved: {proof['why']}; kappa {proof['kappa']}")
-    if record["before"]:
-        out += ["", "before fine-tuning", *table(record["before"])]
-    out += [f"tests     {record['tests']['seconds']:.1f} s on {record['device']}", ""]
-    return "\n".join([*out, *table(record["tests"])])
+        yield f"proof     not proved: {proof['why']}; kappa {proof['kappa']}"
+    for name in "before", "tests":
+        tests = record[name]
+        if tests:
+            yield f"{name:<9} {tests['seconds']:.1f} s on {record['device']}"
+            yield "digits   exact  set              n"
+            for row in tests["rows"]:
+                share = percent(row["correct"] / row["n"])
+                yield f"{row['digits']:>6}  {share:>6}  {row['set']:<8} {row['n']:8,}"
 
 def whole_numbers(text):
     """"6,10,20" -> (6, 10, 20)"""
-    return tuple(int(part) for part in text.split(","))
+    return tuple(map(int, text.split(",")))
 
 class Parser(argparse.ArgumentParser):
     """One whose errors are one line, like all bad input."""
     def error(self, message):
         raise BadInput(message.removeprefix("argument "))
 
-def helps(options):
+def comments(options):
     """Name of each option -> its comment, in the first paragraph of its class in this file."""
     source, found = Path(__file__).read_text(encoding="utf-8"), {}
-    for kind in reversed(type(options).__mro__[:-1]):
+    for kind in reversed(options.__mro__[:-1]):
         fields = source.split(f"class {kind.__name__}")[1].partition("\n\n")[0]
         found |= re.findall(r"    (\w+): .*?  # (.*)", fields)
     return found
 
 def parse(argv):
-    """Arguments -> those given, as a dict. The options are those that have an effect on the task,
-    model, method and preset asked for; their defaults are those of such a run."""
+    """Arguments -> those given, as a dict. The options are those of the model of the task asked
+    for; their defaults those of the method, size and preset asked for."""
     first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    for name in "task", "model", "method", "preset", "prime", "finetune":
-        first.add_argument(flag(name), type=int if name in ("prime", "finetune") else str)
+    for name in "task", "model", "preset", "method", "size":
+        first.add_argument(flag(name))
     config = Config(**vars(first.parse_known_args(argv)[0]))
     p = Parser(prog="lengen.py", allow_abbrev=False, argument_default=argparse.SUPPRESS,
                description="Length generalization in arithmetic transformers.")
-    comments = helps(config)
+    about = comments(type(config))
     for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
-        how = dict(type=whole_numbers if field.type is tuple else field.type)
+        value, how = getattr(config, field.name), dict(type=field.type)
         if field.type is bool:
             how = dict(action="store_true")
         if field.type is tuple:
-            value = ",".join(map(str, value))
-        if name not in config.without_effect():
-            p.add_argument(flag(name), **how, help=f"{comments[name]} ({value})")
+            how, value = dict(type=whole_numbers), ",".join(map(str, value))
+        p.add_argument(flag(field.name), **how, help=f"{about[field.name]} ({value})")
     p.add_argument("--seeds", type=int, help="runs, from --seed on (1)")
     p.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if there")
     p.add_argument("--out", help="new folder, by default in runs/")
@@ -1896,63 +1839,72 @@ def parse(argv):
     return vars(p.parse_args(argv))
 
 def pick_device(config, name=None):
-    """"cpu", "cuda" or None -> torch.device; sets up threads and, under torchrun, processes."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    """"cpu", "cuda" or None -> torch.device. Raises: BadInput."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise BadInput("WORLD_SIZE: a run is one process; start it without torchrun")
     if name == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device: cuda is not there")
-    if processes()[1] > 1 and not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("nccl" if name == "cuda" else "gloo")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
-    return torch.device(name, int(os.environ.get("LOCAL_RANK", 0)) if name == "cuda" else None)
+    if not name and torch.cuda.is_available():
+        name = "cuda"
+    return torch.device(name or "cpu")
 
 def new_folder(config, options):
-    """New, so that no two runs share one; for the first process alone."""
-    if processes()[0]:
-        return None
+    """New, so that no two runs share one. Raises: BadInput."""
     method = getattr(config, "method", config.model)
     folder = Path(f"runs/{config.task}-{method}-seed{config.seed}-{time.time_ns()}")
     if "out" in options:
-        folder = Path(options["out"], f"seed{config.seed}" if "seeds" in options else "")
+        folder = Path(options["out"])
+        if "seeds" in options:
+            folder = folder / f"seed{config.seed}"
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise BadInput(f"--out: {str(folder)!r} cannot be a new folder: {error.strerror}") from None
     return folder
 
-def execute(run, options):
+def execute(config, folder, parts, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
-    first = processes()[0] == 0
-    run.device = pick_device(run.config, options.get("device"))
-    run.report = say if first and "quiet" not in options else silent
-    run.report(f"{run.config.task}, seed {run.config.seed}, {run.device}, {run.folder or ''}")
+    report = say
+    if "quiet" in options:
+        report = silent
+    run = Run(config, folder, parts, pick_device(config, options.get("device")), report)
+    report(f"{config.task}, seed {config.seed}, {run.device}, {folder or ''}")
     run.save()
-    SYSTEMS[run.config.model].learn(run)
-    if first:
-        record = make_record(run)
-        run.write("result.json", json.dumps(record).encode())
-        print(json.dumps(record) if "json" in options else summary(record), flush=True)
-        for name in {"teacher", "model"} & record["train"].keys():
-            known = record["train"][name]["curve"][-1][2:]
-            if run.config.model == "seq2seq" and known[0] < 0.99:
-                say(f"lengen: the {name} has {percent(known[0])} of held-out right; raise --steps")
+    SYSTEMS[config.model].learn(run)
+    record = make_record(run)
+    run.write("result.json", json.dumps(record).encode())
+    if "json" in options:
+        print(json.dumps(record), flush=True)
+    else:
+        print("\n".join(summary(record)), flush=True)
+    for name, part in record["train"].items():
+        known = part["curve"][-1][2:]
+        if name in ("teacher", "model") and config.model == "seq2seq" and known[0] < 0.99:
+            say(f"lengen: the {name} has {percent(known[0])} of held-out right; raise --steps")
 
 def go_on(options):
     """--from: finish a run, or test a finished one, whose folder stays as it is."""
     folder = options["from"]
-    config, parts, current = read_checkpoint(folder)
+    config, parts = read_checkpoint(folder)
     changes = {name: options[name] for name in ("lengths", "samples") if name in options}
-    for name in ("tests", "before") if changes else ():
-        parts.pop(name, None)
-    kept = None if Path(folder, "result.json").exists() else folder
-    execute(Run(dataclasses.replace(config, **changes), kept, parts, current), options)
+    if changes:
+        config = dataclasses.replace(config, **changes)
+        parts.pop("tests", None)
+        parts.pop("before", None)
+    if Path(folder, "result.json").exists():
+        folder = None
+    execute(config, folder, parts, options)
 
 def answer(options):
     """--ask: a line for each question."""
-    finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
-    if "from" not in options and not finished:
-        raise BadInput("--ask: no finished run under runs/")
-    folder = options["from"] if "from" in options else finished[-1].parent
+    folder = options.get("from")
+    if folder is None:
+        finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
+        if not finished:
+            raise BadInput("--ask: no finished run under runs/")
+        folder = finished[-1].parent
     model, config, _ = load(folder)
     if config.model != "seq2seq":
         raise BadInput(f"--ask: {config.model} models answer nothing")
@@ -1965,34 +1917,33 @@ def print_lists(options):
     for name, system in SYSTEMS.items():
         print(f"--model {name}: {system.about}")
         for task, spec in system.tasks.items():
-            print(f"  --task {task:<23} {getattr(spec, 'about', spec)}")
+            print(f"  --task {task:<21} {spec.about}")
     for name, method in METHODS.items():
         print(f"--method {name:<14} {method.about}")
 
-# Options with which a command does something else than train, and those that go with each.
-MODES = {"list": (print_lists, ()), "ask": (answer, ("from",)),
-         "from": (go_on, ("device", "json", "quiet", "lengths", "samples"))}
+# Options with which a command does something else than train, and all that go with each.
+MODES = {"list": (print_lists, ("list",)), "ask": (answer, ("ask", "from")),
+         "from": (go_on, ("from", "device", "json", "quiet", "lengths", "samples"))}
 
 def run_command(options):
     """-> exit code"""
-    for mode, (act, others) in MODES.items():
+    for mode, (act, beside) in MODES.items():
         if mode in options:
             for name in options:
-                if name not in (mode, *others):
+                if name not in beside:
                     raise BadInput(f"{flag(name)}: not with --{mode}")
             act(options)
             return 0
     control = ("seeds", "device", "out", "json", "quiet")
     config = Config(**{name: x for name, x in options.items() if name not in control})
+    pick_device(config, options.get("device"))
     seeds = range(config.seed, config.seed + options.get("seeds", 1))
     if not seeds:
         raise BadInput("--seeds: at least 1")
-    configs = [dataclasses.replace(config, seed=seed) for seed in seeds]  # all are checked first
-    pick_device(config, options.get("device"))
     code = 0
-    for config in configs:
+    for config in [dataclasses.replace(config, seed=seed) for seed in seeds]:  # all are checked
         try:
-            execute(Run(config, new_folder(config, options)), options)
+            execute(config, new_folder(config, options), {}, options)
         except RunFailed as error:  # of this seed alone
             code = fail(error, 1)
     return code

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
 # ./run_all.sh full    README's runs, but rows marked * and n x 3: many hours
-# ./run_all.sh check   25 kills, 10,000 digits, two processes
+# ./run_all.sh check   25 kills, 10,000 digits
 #
 # Records go to runs/records/LIST.jsonl, and what has one is not run again. JOBS=2 runs two at a
 # time.
@@ -66,7 +66,7 @@ list_encoders() {
     local modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12"
     local muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
     for modulus in 100 101 128; do
-        seeds "0 1 2" encoders --task modular-addition --modulus $modulus $modular $muon
+        seeds "0 1 2" encoders --task addition --modulus $modulus $modular $muon
     done
     local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9"
     for few in "--prime 500" "--finetune 1000"; do

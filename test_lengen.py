@@ -48,21 +48,21 @@ def small(model="seq2seq", **options):
     """Options of a small model; its task is the first that the model learns."""
     options.setdefault("task", next(iter(L.SYSTEMS[model].tasks)))
     options = SMALL["encoder" if model == "universal" else model] | options
-    if options.get("method") in CALIBRATED or options.get("finetune"):
+    if model != "head":
         options.setdefault("retrain_steps", 3)
-    if options["task"].endswith("multiplication"):
+    if options["task"] == "multiplication":
         options.setdefault("second_digits", 2)
     return L.Config(model=model, **options)
 
-def learned(config, parts=None, current=None, **more):
+def learned(config, parts=None, **more):
     """A run of these options, done."""
-    run = L.Run(config, None, parts, current, **more)
+    run = L.Run(config, None, parts, **more)
     L.SYSTEMS[config.model].learn(run)
     return run
 
 def as_flags(options):
     """A Config, or some options, as arguments of the command line."""
-    given = options if isinstance(options, dict) else options.given()
+    given = options if isinstance(options, dict) else dataclasses.asdict(options)
     text = lambda x: "" if x is True else f"={x}".replace(", ", ",").strip("(),").replace("(", "")
     return [L.flag(name) + text(x) for name, x in given.items() if x not in (False, (), "")
             or x == 0 and x is not False]
@@ -114,6 +114,11 @@ ANSWERS = {                                # numbers, width -> the answer as an 
                                    for i in range(width)),
     "parity-label": lambda width, a: bin(a).count("1") % 2}
 
+def padded(task, operands, width):
+    """Numbers with zeros in front, as wide as given."""
+    return [F.pad(a, (0, width - a.shape[1])) if kind == "number" else a
+            for kind, a in zip(L.TASKS[task].operands, operands)]
+
 def in_base(number, base, width=1):
     """Python integer -> its digits, most significant first."""
     return np.base_repr(number, base).rjust(width, "0")
@@ -134,8 +139,11 @@ def written(task, width, *numbers):
 @pytest.fixture(params=[4, 10])
 def base(request, monkeypatch):
     """The base of numbers; in which tasks are as general as in 10."""
-    tasks = {name: spec._replace(base=min(spec.base, request.param))
-             for name, spec in L.TASKS.items()}
+    tasks = {}
+    for name, spec in L.TASKS.items():
+        tasks[name] = spec
+        if request.param < spec.base:
+            tasks[name] = spec._replace(base=request.param, width=11)
     monkeypatch.setattr(L, "TASKS", tasks)
     return request.param
 
@@ -185,7 +193,7 @@ def test_width_of_training(task, base):
     spec, top = L.TASKS[task], 2 ** 20 - 1
     largest = [top if kind == "number" else spec.base - 1 for kind in spec.operands]
     answer = in_base(ANSWERS[task](21, *largest), spec.base)
-    assert L.training_width(task) == max(len(in_base(top, spec.base)), len(answer.lstrip("0")))
+    assert spec.width == max(len(in_base(top, spec.base)), len(answer.lstrip("0")))
     for digits in (1, 6, 60):
         nines = [str(spec.base - 1) * (digits if kind == "number" else 1) for kind in spec.operands]
         L.example(task, *nines, width=digits + spec.headroom)
@@ -235,7 +243,7 @@ def test_hard_questions_come_in_runs(task, length):
                  for pair in zip(first, second)]
         assert max(tie[1:]) >= length - 1 and max(nines) >= length - 1
     width = length + spec.headroom
-    source, target = L.arrange(task, L.pad(task, operands, width))
+    source, target = L.arrange(task, padded(task, operands, width))
     for *texts, values in zip(map(L.decode, source), map(L.decode, target), questions):
         assert tuple(texts) == written(task, width, *values)
 
@@ -358,7 +366,7 @@ def test_open_keys_are_the_dense_bias(double):
 # ---- 4. Transformer: nn.TransformerEncoderLayer and DecoderLayer, and a greedy loop
 def some_lines(config):
     """Lines at random: in each layer and head an anti-diagonal, a vertical and a diagonal."""
-    draw, lines, blocks = random.Random(0), [], len(L.column_blocks(config.task, 30)[0])
+    draw, lines, blocks = random.Random(0), [], len(L.column_blocks(config.task, 30))
     for layer, head in itertools.product(range(config.n_layer), range(config.n_head)):
         value, block = lambda: -draw.random() * draw.choice([0, 1]), lambda: draw.randrange(blocks)
         lines += [L.Line(head, -1, block(), draw.randint(-1, 1), value(), 3.0, layer, "cross"),
@@ -470,7 +478,7 @@ def greedy(model, source, limit):  # as everybody writes it: one token after the
     return target
 
 def random_sources(config, n=6):
-    numbers = L.pad(config.task, L.draw_test(config.task, 8, n), 9)
+    numbers = padded(config.task, L.draw_test(config.task, 8, n), 9)
     return L.arrange(config.task, numbers, config.align)[0]
 
 @pytest.mark.parametrize("method", L.METHODS)
@@ -536,13 +544,13 @@ def test_blocks_continue_each_operand_by_itself():
     bias = L.abc_bias(attention, 5, 11, directions=(-1,), blocks=[(3, 5), (3, 5), (1, 1)])[0]
     assert opened(bias) == [[4, 9], [3, 8], [2, 7], [1, 6], [0, 5]]
 
-def test_uniform_attention_markers_and_mask():
+def test_uniform_attention_blocks_and_mask():
     uniform, lines = torch.full((2, 11, 23), 1 / 23), torch.full((1, 6, 6), 0.01)
     assert torch.equal(L.abc_bias(uniform, 20, 30, "paper"), torch.zeros(2, 20, 30))
     assert opened(L.abc_bias(uniform, 20, 30)[1]) == [[0]] * 20
     lines[0, :, [1, 4]] = 0.5
     where = lambda **more: opened(L.abc_bias(lines, 6, 6, directions=(0,), **more)[0])
-    assert where() == [[1, 4]] * 6 and where(markers=torch.arange(6) == 4) == [[4]] * 6
+    assert where() == [[1, 4]] * 6 and where(blocks=[(4, 4), (2, 2)]) == [[4]] * 6
     assert where(mask=L.causal_bias(6)) == [[0], [1], [1], [1], [1, 4], [1, 4]]
 
 @pytest.mark.parametrize("options", [
@@ -575,7 +583,7 @@ def test_bias_of_a_run_is_its_lines_at_every_length(double, task, T):
     S = len(written(task, T - 1, *[1] * len(L.TASKS[task].operands))[0])
     bias = L.calibrated_bias(config, lines := some_lines(config)[1:])
     for layer, kind in itertools.product(range(2), ("self", "cross")):
-        N, own = (T, [T]) if kind == "self" else (S, L.column_blocks(task, S)[0])
+        N, own = (T, [T]) if kind == "self" else (S, L.column_blocks(task, S))
         chosen = [x for x in lines if (x.layer, x.attention) == (layer, kind)]
         expected = draw_lines(chosen, 2, T, own)
         if kind == "self":
@@ -588,12 +596,11 @@ def test_bias_of_a_run_is_its_lines_at_every_length(double, task, T):
             assert torch.equal(found.values.isfinite().sum(2), expected.isfinite().sum(2))
     assert bias(0, "encoder", S, S) is None
 
-@pytest.mark.parametrize("task, parts, marked", [
-    ("addition", "$012|+074|&", "$+&"), ("nx1", "$0123|*7&", "$*7&"), ("parity", "$0101|&", "$&")])
-def test_columns_are_blocks_of_operands(task, parts, marked):
-    each, markers = L.column_blocks(task, len(parts.replace("|", "")))
+@pytest.mark.parametrize("task, parts", [
+    ("addition", "$012|+074|&"), ("nx1", "$0123|*|7|&"), ("parity", "$0101|&")])
+def test_columns_are_blocks_of_operands(task, parts):
+    each = L.column_blocks(task, len(parts.replace("|", "")))
     assert each == [len(part) for part in parts.split("|")]
-    assert "".join(itertools.compress(parts.replace("|", ""), markers)) == marked
 
 def test_attention_is_averaged_over_right_examples_alone(double):
     """Against the weights of each head worked out one example at a time, from its inputs."""
@@ -629,7 +636,7 @@ def test_rules_of_a_calibration(monkeypatch):
     config = small(task="addition", method="abc", width=10)
     find = lambda kappa=0.5, **more: {
         (x.layer, x.attention, x.head, x.direction, x.block, x.offset)
-        for x in L.calibrate(dataclasses.replace(config, **more), own, cross, kappa)}
+        for x in L.calibrate(dataclasses.replace(config, **more), (own, cross), kappa, (0, -1))}
     assert find() >= {(0, "self", 0, 1, 0, -1), (0, "cross", 1, -1, 1, 2), (1, "cross", 1, 0, 1, 0)}
     assert {x[1:4:2] for x in find()} == {("self", 1), ("cross", 0), ("cross", -1)}
     assert not any(x[:3] == (0, "self", 1) for x in find())
@@ -651,7 +658,7 @@ def deciding(task):
     for block in range(numbers):
         lines += [L.Line(head, -1, block, -head, -0.1, 3.0, 0, "cross") for head in (0, 1)]
     if "digit" in L.TASKS[task].operands:
-        lines.append(L.Line(0, 0, numbers, 1, -0.3, 3.0, 0, "cross"))
+        lines.append(L.Line(0, 0, numbers + 1, 0, -0.3, 3.0, 0, "cross"))
     return lines
 
 def views(config, lines, source, target):
@@ -659,7 +666,7 @@ def views(config, lines, source, target):
     T, S = target.shape[1] - 1, source.shape[1]
     dense = []
     for kind, tokens, N, blocks in (("self", target, T, [T]),
-                                    ("cross", source, S, L.column_blocks(config.task, S)[0])):
+                                    ("cross", source, S, L.column_blocks(config.task, S))):
         bias = draw_lines([x for x in lines if x.attention == kind], config.n_head, T, blocks)
         if kind == "self":
             bias = bias.masked_fill(torch.ones(T, T).triu(1) > 0, -INF)
@@ -677,33 +684,32 @@ def views(config, lines, source, target):
 def test_long_questions_see_enumerated_windows_alone(task, monkeypatch):
     monkeypatch.setitem(L.TASKS, task, L.TASKS[task]._replace(base=min(4, L.TASKS[task].base)))
     config, lines = small(task=task, method="abc", n_layer=1, n_encoder=0), deciding(task)
-    windows, known, draws = L.enumerate_windows(config, lines), set(), (L.draw_test, L.draw_hard)
-    assert windows.same == ""
-    for width in {len(source) for _, source, *_ in windows.found.values()}:
-        asked = [x for x in windows.found.values() if len(x[1]) == width]
-        tokens, source, target, rows = zip(*asked)
-        assert [t[row + 1] for t, row in zip(target, rows)] == list(tokens)
-        views_of = views(config, lines, torch.tensor(source), torch.tensor(target))
-        known |= {view[row] for view, row in zip(views_of, rows)}
-    assert len(known) == len(windows.found)                  # all are told apart, none twice
-    for length, draw_some in itertools.product((8, 20, 60), draws):
+    windows, answers = L.enumerate_windows(config, lines), defaultdict(set)
+    assert windows.clash == windows.why == ""
+    for source, target in windows.questions:
+        for view, text in zip(views(config, lines, source, target), target.tolist()):
+            for row, seen in enumerate(view):
+                answers[seen].add(text[row + 1])
+    assert len(answers) == len(windows.tokens)               # all are told apart, none twice
+    assert {len(tokens) for tokens in answers.values()} == {1}
+    for length, draw_some in itertools.product((8, 20, 60), (L.draw_test, L.draw_hard)):
         for view in views(config, lines, *L.draw_questions(config, draw_some, length, 60)):
-            assert not {*view} - known
+            assert not {*view} - answers.keys()
     for gone in range(2, len(lines)):                        # of the lines of cross-attention
         fewer = lines[:gone] + lines[gone + 1:]
         windows = L.enumerate_windows(config, fewer)
-        if windows.same == "":                               # one is enough
+        if windows.clash == "":                              # one is enough
             assert task == "parity" and lines[gone].offset == -1
             continue
-        *pair, _ = re.findall(r"[0-9][0-9+*]*", windows.same.partition(" look")[0]) + [""]
-        texts = [L.example(task, *question.split(L.TASKS[task].sign or None),
-                           width=config.widths[0]) for question in pair]
+        parts = [question.split(L.TASKS[task].sign or None)
+                 for question in windows.clash.partition(" look")[0].split(" and ")]
+        texts = [L.example(task, *part, width=len(part[0])) for part in parts]
         source, target = (torch.stack([*map(L.encode, column)]) for column in zip(*texts))
         answers = defaultdict(set)
         for view, text in zip(views(config, fewer, source, target), target.tolist()):
             for row, seen in enumerate(view):
                 answers[seen].add(text[row + 1])
-        assert max(map(len, answers.values())) == 2, windows.same
+        assert max(map(len, answers.values())) == 2, windows.clash
 
 def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
     """The larger of two numbers depends on digits above; a row that sees two places cannot know."""
@@ -713,7 +719,7 @@ def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
     task = L.Task("the larger", larger, ("number", "number"), "+", base=4)
     monkeypatch.setitem(L.TASKS, "larger", task)
     config = small(task="larger", method="abc", n_layer=1, n_encoder=0)
-    assert L.enumerate_windows(config, deciding("addition")).same
+    assert L.enumerate_windows(config, deciding("addition")).clash
     monkeypatch.setattr(L, "calibrate", lambda *given: deciding("addition"))
     with pytest.raises(L.RunFailed, match="no lines decide the answer: [0-3+]+ and [0-3+]+ look"):
         next(L.deciding_lines(config, ()))
@@ -725,49 +731,56 @@ def test_a_long_question_that_needs_another_token_voids_the_proof(monkeypatch):
     monkeypatch.setitem(L.TASKS, "far", L.Task("n + 1, 1 more at place 20", columns))
     config = small(task="far", method="abc", n_layer=1, n_encoder=0, retrain_steps=50)
     windows = L.enumerate_windows(config, deciding("successor"))
-    assert windows.same == "" and "look the same" in L.unseen(windows, 8, 60)
+    windows.add_drawn(6)
+    assert windows.clash == windows.why == ""
+    windows.add_drawn(8, 60)
+    assert "look the same" in windows.clash
     maps = torch.rand(1, 2, 8, 8), torch.rand(1, 2, 8, 9)
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
     monkeypatch.setattr(L, "calibrate", lambda *given: deciding("successor"))
-    monkeypatch.setattr(L, "prove", lambda model, questions, whole=False: (9.0, []))
+    monkeypatch.setattr(L, "prove", lambda model, questions: (9.0, None))
     proof = learned(config).parts["proof"]
     assert not proof["proved"] and "look the same to a row" in proof["why"]
 
 @pytest.mark.parametrize("weight", [float("nan"), INF, 1e30])
 def test_what_is_no_number_or_beyond_precision_is_not_proved(finished, weight):
     model, config, parts = L.load(finished[0])
-    windows = L.enumerate_windows(config, [L.Line(*line) for line in parts["proof"]["lines"]])
+    windows = L.enumerate_windows(config, [L.Line(**line) for line in parts["proof"]["lines"]])
     with torch.no_grad():
         model.head.bias[0] = weight
-    assert L.prove(model, list(windows.found.values()))[1]
-    with torch.no_grad():                                    # leads of 1, of logits of 10,000
-        model.head.weight[:], model.head.bias[:] = 0, 1e4
-    asked = [x for x in windows.found.values() if x[0] == 3]
-    model.head.bias.data[3] += 1
-    margin, doubtful = L.prove(model, asked, whole=True)
-    assert margin == 1 and len(doubtful) == len(asked)
+    assert not L.prove(model, windows.questions)[0] >= L.MARGIN
+    with torch.no_grad():
+        model.head.weight[:] = 0
+    ones = [(torch.ones(1, 4).long(), torch.tensor([[12, 3, 3]]))]
+    for logit, proved in (10, True), (900, True), (1100, False):         # all lead by 1
+        with torch.no_grad():
+            model.head.bias[:] = logit - 1
+            model.head.bias[3] += 1
+        margin, worst = L.prove(model, ones)
+        assert (margin >= L.MARGIN) == proved and worst.tolist() == [1] * 4
+        assert margin == pytest.approx(1 - max(0, logit / 1000 - 0.5), abs=1e-4)
 
-def test_the_verdict_is_that_of_every_short_question(finished):
+def test_the_verdict_is_that_of_every_short_question(finished, monkeypatch):
     """All numbers of three digits, one by one, with one weight after the other spoiled."""
     (model, config, parts), verdicts = L.load(finished[0]), Counter()
     proof = parts["proof"]
-    windows = L.enumerate_windows(config, [L.Line(*line) for line in proof["lines"]])
+    windows = L.enumerate_windows(config, [L.Line(**line) for line in proof["lines"]])
     texts = [written("successor", 7, n) for n in range(1000)]
     source = torch.stack([L.encode(question) for question, _ in texts])
-    asked = list(windows.found.values())
-    margin, _ = L.prove(model, asked)
+    margin, _ = L.prove(model, windows.questions)
     assert proof["proved"] and proof["margin"] == pytest.approx(margin, abs=1e-3) and margin > 0.5
+    monkeypatch.setattr(L, "MARGIN", 1e-9)                   # it ends at what is wrong, not before
     for weight, change in [(0, 0.0), *((digit, x) for digit in range(10) for x in (0.1, 9.0))]:
         with torch.no_grad():
             model.embedding.weight[weight, 5] += change
-        margin, doubtful = L.prove(model, asked, whole=True)
-        wrong = [L.as_asked("successor", question[1]) for lead, question in doubtful if lead <= 0]
+        margin, worst = L.prove(model, windows.questions)
         answers = [*map(L.decode, greedy(model, source, 8))]
         exact = all(ours == theirs for ours, (_, theirs) in zip(answers, texts))
-        assert exact == (not wrong) and (margin > 0) == exact
+        assert (margin > 0) == exact
         verdicts[exact] += 1
-        for question in wrong[:5]:
-            assert L.ask(model, config, question) != str(int(question) + 1)
+        number = L.decode(worst[1:-1])
+        right = written("successor", len(number), int(number))[1]
+        assert exact == (L.decode(greedy(model, worst[None], len(number) + 1)[0]) == right)
         with torch.no_grad():
             model.embedding.weight[weight, 5] -= change
     assert min(verdicts.values()) >= 3, verdicts
@@ -789,14 +802,14 @@ def test_attempts_end_with_a_proof_or_say_why(monkeypatch):
     maps, looks = (torch.rand(1, 2, 8, 8),) * 2, []
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
     monkeypatch.setattr(L, "deciding_lines", lambda *given: iter(
-        L.Candidate(kappa, deciding("successor"), windows) for kappa in (0.8, 0.6, 0.4)))
+        (kappa, deciding("successor"), windows) for kappa in (0.8, 0.6, 0.4)))
     config = small(task="successor", method="abc", n_layer=1, n_encoder=0, retrain_steps=60)
     windows = L.enumerate_windows(config, deciding("successor"))
     for right, steps, failures in ((1, 50, 0), (4, 75, 1), (99, 120, 3)):   # the look that proves
         looks.clear()
-        def prove(model, questions, whole=False):
+        def prove(model, questions):
             looks.append(model)
-            return (9.0, []) if len(looks) == right else (-1.0, [(-1.0, questions[-1])])
+            return {True: 9.0, False: -1.0}[len(looks) >= right], questions[0][0][0]
         monkeypatch.setattr(L, "prove", prove)
         parts = learned(config).parts
         proof, failed = parts["proof"], [name for name in parts if "attempt" in name]
@@ -804,7 +817,7 @@ def test_attempts_end_with_a_proof_or_say_why(monkeypatch):
         assert proof["attempt"] == failures + 1 and proof["proved"] == (right < 99)
         assert proof["kappa"] == (0.8 if failures < 2 else 0.6)
         assert (proof["why"] == "") == proof["proved"] and (
-            proof["proved"] or "1 windows are wrong" in proof["why"])
+            proof["proved"] or "is wrong or in doubt" in proof["why"])
 
 # ---- 7. Training and evaluation: torch's optimizers by hand, interrupted runs, damaged files
 def spy_on_steps(monkeypatch):
@@ -927,13 +940,13 @@ def test_places_count_digits_alone():
         parameters = lambda self: iter([self.weight])
         def forward(self, source, target):
             return F.one_hot(target * 0 + L.VOCAB.index("@"), 15).float()
-    row = L.evaluate(Pads(), small("encoder"), L.encoder_questions)["rows"][0]
+    row = L.evaluate(Pads(), small("encoder"))["rows"][0]
     assert set(row["places"]) == {0} and row["correct"] == 0
 
 Killed = type("Killed", (BaseException,), {})
 def killed_every(n, config, folder, monkeypatch, kills=99):
     """Run, be killed at the n-th report, go on from the file, until it is done -> parts, kills."""
-    ticks, killed, parts, current = itertools.count(0, 2), 0, None, None
+    ticks, killed, parts = itertools.count(0, 2), 0, None
     monkeypatch.setattr(L.time, "perf_counter", lambda: next(ticks))     # 2 s a look at the clock
     monkeypatch.setattr(L, "SECONDS", -1)
     while killed < kills:
@@ -941,12 +954,12 @@ def killed_every(n, config, folder, monkeypatch, kills=99):
         def report(text):
             if next(reports) == n:
                 raise Killed
-        run = L.Run(config, folder, parts, current, report=report)
+        run = L.Run(config, folder, parts, report=report)
         try:
             L.SYSTEMS[config.model].learn(run)
             return run.parts, killed
         except Killed:
-            killed, (again, parts, current) = killed + 1, L.read_checkpoint(folder)
+            killed, (again, parts) = killed + 1, L.read_checkpoint(folder)
             parts.pop("before", None)                        # as where --lengths are given
             assert again == config
 
@@ -1003,7 +1016,7 @@ def test_abc_is_exact_at_ten_times_the_length(finished, command):
     assert len(re.findall("cross head [1-4]: anti-diagonal, block 1, offset 0,", out)) == 4
     (model, config, _), parts = L.load(folder), torch.load(folder / "checkpoint.pt")["parts"]
     assert all(torch.equal(x, parts["model"]["weights"][k]) for k, x in model.state_dict().items())
-    assert [L.Line(*line)._asdict() for line in parts["proof"]["lines"]] == record["lines"]
+    assert parts["proof"]["lines"] == record["lines"]
     assert L.ask(model, config, "0199") == "200"
     with torch.no_grad():
         model.head.bias[L.VOCAB.index("&")] -= 1e4           # never comes to an end
@@ -1022,19 +1035,20 @@ def runs(tmp_path_factory):
         killed_every(3, small(), base / "stopped", patch, kills=1)
     return base
 
-DAMAGE = """done config = None|parts = 7|current = None|config["n_layer"] = -1|config["d_model"] = 8
+DAMAGE = """done config = None|parts = 7|parts["model"] = 3|config["n_layer"] = -1|config["d_model"] = 8
 done config["task"] = "nothing"|config["colour"] = 3|parts["model"] = {}
 done parts["model"]["weights"] = None|weights["head.weight"] = weights["head.weight"][1:]
 done del weights["head.weight"]|weights["more"] = torch.zeros(2)
-stopped current["weights"] = {}|del current["curve"]|del current["optimizers"][1]
-stopped current["optimizers"] = None|current["steps"] = 10 ** 12|current["steps"] = 'x'"""
+stopped model["weights"] = {}|del model["curve"]|del model["optimizers"][1]
+stopped model["optimizers"] = None|model["steps"] = 10 ** 12|model["steps"] = 'x'"""
 
 @pytest.mark.parametrize("folder, damage", [
     (row.split()[0], x) for row in DAMAGE.splitlines() for x in row.partition(" ")[2].split("|")])
 def test_files_that_do_not_fit_cost_one_line(runs, command, tmp_path, folder, damage):
     shutil.copytree(runs / folder, tmp_path / "bad")
     state = torch.load("bad/checkpoint.pt", weights_only=True)
-    names = dict(state, torch=torch, weights=state["parts"].get("model", {}).get("weights"))
+    model = state["parts"]["model"]
+    names = dict(state, torch=torch, model=model, weights=model["weights"])
     exec(damage, names)
     torch.save({key: names[key] for key in state}, "bad/checkpoint.pt")
     assert_refused(command("--from", "bad", "--quiet"))
@@ -1044,7 +1058,7 @@ def test_files_that_are_no_checkpoint_cost_one_line(runs, command, tmp_path):
     shutil.copytree(runs / "done", "bad")
     path, draw, buffer = Path("bad/checkpoint.pt"), random.Random(0), io.BytesIO()
     good, before = path.read_bytes(), L.load("bad")[0].state_dict()
-    torch.save({"config": Hostile(), "parts": {}, "current": {}}, buffer)
+    torch.save({"config": Hostile(), "parts": {}}, buffer)
     for data in (b"", good[:len(good) // 2], good[:-1], b"hello\n", buffer.getvalue()):
         path.write_bytes(data)
         assert_refused(command("--from", "bad", "--ask", "1+1"), "bad")
@@ -1087,17 +1101,20 @@ def encoder_text(task, a, b, width, modulus):
     """Question and answer of two Python integers."""
     sign, long = L.ENCODER_TASKS[task].sign, max(len(str(a)), len(str(b)))
     digits = (str((int(x) + int(y)) % 10) for x, y in zip(str(a).zfill(long), str(b).zfill(long)))
-    answer = {"elementwise-addition": "".join(digits)}.get(task, a * b if sign == "*" else a + b)
+    answer = {"elementwise-addition": "".join(digits), "addition": str(a + b),
+              "multiplication": str(a * b)}[task]
     room = {"addition": width + 1, "multiplication": 2 * width}.get(task, width)
-    answer = str(answer).ljust(room, "@") if "modular" not in task else (
-        str(answer % modulus).zfill(len(str(modulus - 1))))
-    return f"{str(a).ljust(width, '@')}{sign}{str(b).ljust(width, '@')}", "$" + answer
+    if modulus:
+        room = len(str(modulus - 1))
+        answer = str(int(answer) % modulus).zfill(room)
+    question = f"{str(a).ljust(width, '@')}{sign}{str(b).ljust(width, '@')}"
+    return question, "$" + answer.ljust(room, "@")
 
-def arranged(task, *numbers, width, modulus=100):
+def arranged(task, *numbers, width, modulus=0):
     a, b = (torch.tensor([[int(d) for d in str(x).zfill(width)[::-1]]]) for x in numbers)
     return tuple(L.decode(x[0]) for x in L.arrange_encoder(task, a, b, modulus))
 
-@pytest.mark.parametrize("modulus", [2, 7, 100, 101, 1000, 10 ** 9])
+@pytest.mark.parametrize("modulus", [0, 2, 7, 100, 101, 10 ** 9])
 @pytest.mark.parametrize("task", ENCODING)
 def test_encoder_answers_equal_pythons_integers(task, modulus):
     for first, second, width in [(1, 1, 1), (5, 3, 7), (3, 5, 20), (20, 20, 20), (35, 3, 36)] * 2:
@@ -1105,7 +1122,7 @@ def test_encoder_answers_equal_pythons_integers(task, modulus):
         expected = encoder_text(task, a, b, width, modulus)
         assert arranged(task, a, b, width=width, modulus=modulus) == expected
     assert arranged("addition", 12, 39, width=3) == ("12@+39@", "$51@@")           # Jelassi's
-    assert arranged("modular-addition", 98, 7, width=3, modulus=1000)[1] == "$105"
+    assert arranged("addition", 98, 7, width=3, modulus=1000)[1] == "$105"
 
 @pytest.mark.parametrize("preset", ["fast", "paper"])
 @pytest.mark.parametrize("model", ["universal", "encoder"])
@@ -1159,14 +1176,13 @@ BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optim
 --steps x|--lengths 6,x|--lengths ,|--lengths 10000000000|--samples 1e3|--seeds 0|--base 7
 --steps|--json=1|--seeds x|--device gpu|--foo|--tas addition|--width 3|--clip 4|--prime 5
 --size base|--dummy|--even|--plant 0.5|--modulus 5|--d-head 4|--finetune 3|--ask|--from nowhere
---rules paper --method rope|--n-head 3|--list --json|--json --ask 1|--model head --task addition
+--n-head 3|--list --json|--json --ask 1|--model head --task addition
 --model encoder --task successor|--model seq2seq --task multiplication|--n-layer 2 {E}|--width 3 {E}
---prime 9 --n-train 5 {E}|--prime-lengths 7 {E}|--rules paper {E}|--size tiny {E}|--n-head 3 {E}
+--prime 9 --n-train 5 {E}|--rules paper {E}|--size tiny {E}|--n-head 3 {E}
 --method window {E}|--method nothing {E}|--n-layer 2 {H}|--dropout 0.1 {H}|--width 9 {H}
 --clip 3 {H}|--n-head 2 {H}|--method nope {H}|--n-head 4 --d-model 36 --method rope
---optimizer adam {H}|--preset paper {H}|--modulus 7 {E}|--second-digits 2 {E}|--seed -1
---seed 4294967296 --seeds 2|--retrain-steps 5 {E}|--retrain-steps 5 --method rope
---method alibi-decoder {E}|--width 2001|--dropout 1|--lr -1|--lengths 2001 --method window
+--optimizer adam {H}|--preset paper {H}|--seed -1
+--seed 4294967296 --seeds 2|--method alibi-decoder {E}|--width 2001|--lr -1|--lengths 2001 --method window
 --ask 1+1|--from= --ask 1|--prime-lengths 0 --prime 2 {E}|--d-vocab 3 {H}"""
 BAD = BAD.replace("{E}", "--task addition --model encoder").replace("{H}", "--task consecutive")
 
@@ -1188,13 +1204,11 @@ def test_help_has_a_default_and_a_word_for_each_option(model, capsys):
                 L.main([f"--task={task}", f"--model={model}", f"--preset={preset}", "--help"])
             found = " ".join(capsys.readouterr().out.split())
             config = L.Config(task, model, preset)
-            for name in dataclasses.asdict(config).keys() - config.without_effect():
+            for name in dataclasses.asdict(config):
                 value = getattr(config, name)
                 shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
                 assert re.search(rf"{L.flag(name)} [^-]*[a-z;,] \({shown}\)|{L.flag(name)} "
                                  rf"[^(]+\({shown}\)", found), (name, found)
-            for name in config.without_effect():
-                assert f"{L.flag(name)} " not in found
 
 @pytest.mark.parametrize("model", L.SYSTEMS)
 def test_options_of_a_run_make_it_again(model):
@@ -1202,7 +1216,7 @@ def test_options_of_a_run_make_it_again(model):
         given = dict(method=method) if method else {}
         with contextlib.suppress(L.BadInput):
             config = small(model, **given)
-            assert L.Config(**config.given()) == config == dataclasses.replace(config)
+            assert L.Config(**dataclasses.asdict(config)) == config == dataclasses.replace(config)
 
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
@@ -1307,7 +1321,8 @@ def test_failures_and_interruptions(command, monkeypatch):
     (0, 100, 0, .036993, "0.0%"), (50, 100, .403832, .596168, "50.0%"),
     (100, 100, .963007, 1, "100.0%"), (9999, 10000, .999434, .999982, "99.9%")])
 def test_shares_and_their_intervals(correct, n, low, high, shown):
-    assert L.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
+    from results import tables
+    assert tables.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
     assert L.percent(correct / n) == shown
 
 # ---- README and companions: scripts run as printed, records and pictures made by hand
@@ -1320,7 +1335,7 @@ def test_readme_scripts_are_short_and_run(scripts):
 
 def written_record(seed, correct, places=(1.0,), n=1000, **options):
     """A record as an older file may hold it: config and counts, nothing else."""
-    config = L.Config(task="successor", seed=seed, **options).given()
+    config = dataclasses.asdict(L.Config(task="successor", seed=seed, **options))
     rows = [dict(digits=20, set="random", correct=correct, n=n),
             dict(digits=60, set="hard", correct=n - seed, n=n)]
     return dict(config=config, device="hand", tests=dict(rows=rows), seconds=10.0 * seed)
@@ -1424,12 +1439,3 @@ def test_ten_thousand_digits_in_little_memory(finished):
     rows = json.loads(run.communicate()[0])["tests"]["rows"]
     assert rows[0]["correct"] == rows[0]["n"] == 1
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.5e6                 # kB
-
-@pytest.mark.check
-def test_two_processes_learn_as_one(tmp_path):
-    found, flags = [], [*as_flags(small(steps=20)), "--quiet", "--device=cpu"]
-    for start in (), ("-m", "torch.distributed.run", "--nproc-per-node=2"):
-        (folder := tmp_path / str(len(start))).mkdir()
-        assert process(*flags, start=start, cwd=folder).wait() == 0
-        found.append(L.load(next(folder.rglob("checkpoint.pt")).parent)[0].state_dict())
-    torch.testing.assert_close(*found, rtol=0, atol=2e-3)

@@ -6,6 +6,7 @@ attention.png, places.png and pairs.png. Colours: Okabe and Ito.
 """
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from statistics import median
@@ -54,8 +55,8 @@ def accuracy(plt, groups):
         [line] = axes.plot(list(shares), middle, label=f"{method} {change}".removesuffix(" -"))
         axes.fill_between(list(shares), low, high, color=line.get_color(), alpha=0.2)
         base = L.TASKS[task].base if task in L.TASKS else 10
-        largest = L.n_digits(L.to_digits(torch.tensor([L.LIMIT - 1]), 24, base))
-        axes.axvspan(0.1, config.get("train_digits", int(largest)), color="0.92")
+        largest = math.ceil(math.log(L.LIMIT, base))
+        axes.axvspan(0.1, config.get("train_digits", largest), color="0.92")
         ticks = sorted({x for line in axes.lines for x in line.get_xdata()})
         axes.set(xscale="log", title=task, xlabel="digits of each number (shaded: trained on)",
                  ylabel="exact, percent", ylim=(-3, 103), xlim=(min(4, *ticks), 1.1 * ticks[-1]))

@@ -81,11 +81,22 @@ def changed_options(config):
                     and x != usual.get(name)) or "-"
 
 
+def wilson(correct, n, z=1.959964):
+    """95% interval of a share (Wilson 1927)."""
+    centre, half = correct + z * z / 2, z * math.sqrt(correct * (n - correct) / n + z * z / 4)
+    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
+
+
 def read_record(line, folder):
     """A line of JSON -> records with "key" (task, method, changed options), seed and "columns"
     {(digits, set): row}, one more of tests before fine-tuning. Older ones may lack the rest."""
     record, found = dict(train={}, before=None) | json.loads(line), []
     config = dict(method="abc") | record["config"]
+    if "source" not in record and config["task"] not in L.TASKS:
+        # Older records have tasks of their own for remainders, and --modulus without effect.
+        modulus = config.pop("modulus", 100)
+        if config["task"].startswith("modular-"):
+            config |= dict(task=config["task"].removeprefix("modular-"), modulus=modulus)
     stages = {" (before)": record["before"], "": record["tests"]}
     if record["train"]:
         parts = *record["train"].values(), *filter(None, stages.values())
@@ -97,7 +108,7 @@ def read_record(line, folder):
             record["circle_order"] = mean(circle_order(queries) + circle_order(keys))
     for stage, rows in [(name, tests["rows"]) for name, tests in stages.items() if tests]:
         columns = {(row["digits"], row.get("set", "random")): row | dict(
-            interval=L.wilson(row["correct"], row["n"])) for row in rows}
+            interval=wilson(row["correct"], row["n"])) for row in rows}
         key = config["task"], config["method"], changed_options(config) + stage
         found.append(record | dict(key=key, seed=config["seed"], columns=columns))
     return found
