@@ -278,8 +278,12 @@ def relative_scores(q, table, k=None, S=None):
     return scores
 
 def alibi_slopes(n_head):
-    """-> (H,) slopes 2^(-8h/H), h = 1 .. H. Source: Press et al. 2022, Sec. 3."""
-    return 2.0 ** (-8 * torch.arange(1, n_head + 1) / n_head)
+    """-> (H,) slopes 2^(-8h/H), h = 1 .. H. Where H is no power of two, those of the next lower
+    power, then every second of twice that many. Source: Press et al. 2022, Sec. 3 and code."""
+    n = 2 ** (n_head.bit_length() - 1)
+    slopes = 2.0 ** (-8 * torch.arange(1, n + 1) / n)
+    between = 2.0 ** (-4 * torch.arange(1, 2 * n, 2) / n)
+    return torch.cat([slopes, between[:n_head - n]])
 
 def alibi_bias(n_head, T, S):
     """-> (H, T, S): -slope_h * |j - i|. Source: Press et al. 2022, Sec. 3. Differs: symmetric, for
@@ -313,16 +317,13 @@ class OpenKeys(NamedTuple):
     columns: torch.Tensor  # (T, K)
     values: torch.Tensor  # (H, T, K), added to their scores
 
-    def dense(self, S):
-        """-> the same bias (H, T, S) as a matrix."""
-        H, T, K = self.values.shape
-        bias = torch.full((H, T, S), -INF)
-        return bias.scatter_reduce(2, self.columns.expand(H, T, K), self.values, "amax")
-
 def masked_softmax(scores, bias):
-    """softmax(scores + bias) over keys; 0, not nan, in a row whose keys are all closed."""
+    """softmax(scores + bias) over keys; 0, not nan, in a row whose keys are all closed. Raises:
+    ValueError."""
     if bias is None:
         return scores.softmax(-1)
+    if bias.dtype == torch.bool:
+        raise ValueError("a bias is added to scores: 0 is neutral, -inf closes. Got a bool mask.")
     bias = bias.to(scores)
     closed = bias.isneginf().all(-1, keepdim=True)
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
@@ -471,7 +472,7 @@ class Options:
     Raises: BadInput naming the option."""
     task: str = "successor"  # what to learn
     model: str = ""  # what learns it; by default the task's first
-    preset: str = "fast"  # defaults, norms and embeddings
+    preset: str = "fast"  # fast, or paper: defaults, norms and embeddings of the source
     seed: int = 0  # of every random stream
     samples: int = 1000  # questions a length
 
@@ -525,15 +526,15 @@ def Config(task="successor", model="", preset="fast", **given):
 @dataclasses.dataclass
 class Seq2SeqOptions(Options):
     """Options of encoder-decoders. The task decides rate, batch and steps that are 0 here."""
-    samples: int = 1000  # questions a length; above 100 digits a fifth
-    method: str = "abc"  # positions and attention
-    rules: str = "robust"  # of calibration
+    samples: int = 1000  # questions a length; above 100 digits at most 200
+    method: str = "abc"  # positions and attention, see --list
+    rules: str = "robust"  # of calibration, robust or paper
     n_encoder: int = 0  # encoder layers
     n_layer: int = 1  # decoder layers
     n_head: int = 4  # attention heads
     d_model: int = 64  # width of the model
     dropout: float = 0.0  # probability
-    optimizer: str = "muon"  # of layers
+    optimizer: str = "muon"  # of layers, muon or adam
     lr: float = 0.0  # peak learning rate
     batch: int = 0  # examples a step
     steps: int = 0  # of the first training
@@ -752,10 +753,10 @@ def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blo
     return found
 
 def lay_out(lines, H, M, blocks):
-    """Lines continued to M rows and blocks of these widths -> OpenKeys. Along (1, 1) this is a
-    relative table of scalars, closed beyond the offsets seen. Source: v2, Eq. 1 (case distinction),
-    App. E.1. The first key is column 0, for rows without any; it is closed unless a line runs
-    there. Heads share the keys of a line."""
+    """Lines continued to M rows and blocks of these widths -> the keys of each row: columns (M, K),
+    values (H, M, K), -inf where a head has no line there. Along (1, 1) this is a relative table of
+    scalars, closed beyond the offsets seen. Source: v2, Eq. 1 (case distinction), App. E.1. The
+    first key is column 0, for rows without any; it is closed unless a line runs there."""
     rows = torch.arange(M)
     columns, values = [0 * rows], [torch.full((H, M), -INF)]
     for place in sorted({(line.direction, line.block, line.offset) for line in lines}):
@@ -773,10 +774,16 @@ def lay_out(lines, H, M, blocks):
     # here -inf, 0 and -inf.
     same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
     values = values[:, :, None].masked_fill(~same, -INF).amax(3)
-    return OpenKeys(columns, values.masked_fill(same.tril(-1).any(2), -INF))
+    return columns, values.masked_fill(same.tril(-1).any(2), -INF)
+
+def dense_bias(columns, values, N):
+    """Keys of each row, as of `lay_out` -> bias (H, M, N)."""
+    H, M, K = values.shape
+    closed = torch.full((H, M, N), -INF)
+    return closed.scatter_reduce(2, columns.expand(H, M, K), values, "amax")
 
 def fill_empty(bias, rules):
-    """Bias (H, M, N), or values of OpenKeys, with a 0 where a row has nothing open: by the paper's
+    """Bias (H, M, N), or values of keys, with a 0 where a row has nothing open: by the paper's
     rules, which say so of heads, at every key; else at the first, the same at every length."""
     empty = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
@@ -786,6 +793,7 @@ def fill_empty(bias, rules):
 def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
     """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
     d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
+    It is averaged over examples, not over heads (nn.MultiheadAttention: average_attn_weights).
 
     For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
     "robust", or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-attention; `changes` replace
@@ -799,7 +807,8 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
     if (sum(now), sum(then)) != (n, N):
         raise ValueError(f"blocks add up to {n} and {N}. Got {blocks}.")
     lines = find_lines(attention.cpu(), blocks=blocks and now, **(RULES[rules] | changes))
-    bias = lay_out(lines, H, M, then).dense(N) + mask
+    mask = torch.as_tensor(mask).cpu()
+    bias = dense_bias(*lay_out(lines, H, M, then), N) + mask
     return (fill_empty(bias, rules) + mask).to(attention)
 
 @torch.no_grad()
@@ -819,7 +828,7 @@ def collect_attention(model, source, target, batch=250):
                 hooks.enter_context(module.register_forward_hook(watch))
         for s, t in zip(source.split(batch), target.split(batch)):
             watched.clear()
-            right = (model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:]).all(1)
+            right = (model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:].cpu()).all(1)
             totals.append([weights[right].sum(0) for weights in watched])  # self, cross, self, ...
             correct += int(right.sum())
     if not correct:
@@ -884,10 +893,10 @@ def calibrated_bias(config, lines):
             return bias(last, kind, T, S)  # one matrix for all layers
         keys = run_keys(config, lines, layer, kind, T, S)
         if config.rules == "paper":
-            return fill_empty(keys.dense(S), "paper")
+            return fill_empty(dense_bias(*keys, S), "paper")
         if T > 100:
             return keys
-        return keys.dense(S)
+        return dense_bias(*keys, S)
     return bias
 
 # -----
@@ -1280,7 +1289,7 @@ def right_tokens(model, source, target):
     chunk = max(1, 2 ** 12 // target.shape[1])  # rows that stay in a cache
     right = []
     for s, t in zip(source.split(chunk), target.split(chunk)):
-        right.append(model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:])
+        right.append(model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:].cpu())
     return torch.cat(right)
 
 def evaluate(model, config, report=silent):
@@ -1302,7 +1311,7 @@ def test_questions(config, length):
     """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
     samples = config.samples
     if length > 100:
-        samples = -(-samples // 5)
+        samples = min(samples, 200)  # they take long
     sets = {"random": draw_questions(config, draw_test, length, samples)}
     if length == max([n for n in config.lengths if n <= 60], default=0):
         sets["hard"] = draw_questions(config, draw_hard, length, samples)
@@ -1563,14 +1572,14 @@ SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
 @dataclasses.dataclass
 class EncoderOptions(Options):
     """Options of encoders."""
-    method: str = "rpe-k"  # positions and attention
-    size: str = "small"  # decides n_encoder, d_model and n_head where they are 0
+    method: str = "rpe-k"  # positions and attention, see --list
+    size: str = "small"  # small, base, standard, large: n_encoder, d_model, n_head where 0
     n_encoder: int = 0  # layers, or rounds of one
     d_model: int = 0  # width of the model
     n_head: int = 0  # attention heads
     dropout: float = 0.1  # probability
     clip: int = 0  # relative offsets, -clip to clip; 0: twice the width
-    optimizer: str = "adam"  # of layers
+    optimizer: str = "adam"  # of layers, muon or adam
     lr: float = 1e-3  # peak learning rate
     batch: int = 64  # examples a step
     steps: int = 2000  # of training
@@ -1823,6 +1832,8 @@ def parse(argv):
     about = comments(type(config))
     for field in dataclasses.fields(config):
         value, how = getattr(config, field.name), dict(type=field.type)
+        if len(config.choices.get(field.name, "many")) == 1:
+            continue  # nothing to choose
         if field.type is bool:
             how = dict(action="store_true")
         if field.type is tuple:
@@ -1897,7 +1908,7 @@ def go_on(options):
         folder = None
     execute(config, folder, parts, options)
 
-def answer(options):
+def ask_all(options):
     """--ask: a line for each question."""
     folder = options.get("from")
     if folder is None:
@@ -1922,7 +1933,7 @@ def print_lists(options):
         print(f"--method {name:<14} {method.about}")
 
 # Options with which a command does something else than train, and all that go with each.
-MODES = {"list": (print_lists, ("list",)), "ask": (answer, ("ask", "from")),
+MODES = {"list": (print_lists, ("list",)), "ask": (ask_all, ("ask", "from")),
          "from": (go_on, ("from", "device", "json", "quiet", "lengths", "samples"))}
 
 def run_command(options):
