@@ -3,23 +3,16 @@
 # ./run_all.sh full    README's runs, but rows marked * and n x 3: many hours
 # ./run_all.sh check   25 kills, 10,000 digits
 #
-# Records go to runs/records/LIST.jsonl, and what has one is not run again. JOBS=2 runs two at a
-# time.
+# Records go to runs/records/LIST.jsonl; what has one is not run again. JOBS=2: two at a time.
 set -euo pipefail
 cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
-records=runs/records
+export records=runs/records
 lines=()
 
-add() {  # add LIST OPTION...: a run
-    lines+=("$*")
-}
-
 seeds() {  # seeds "0 1 2" LIST OPTION...: a run a seed
-    local all=$1
-    shift
-    for seed in $all; do
-        add "$@" --seed "$seed"
+    for seed in $1; do
+        lines+=("${*:2} --seed $seed")
     done
 }
 
@@ -37,26 +30,24 @@ list_methods() {
         for method in vanilla nope ape alibi rope rpe-k rpe-kq alibi-decoder; do
             seeds "0 1 2" methods $task --method $method $at
         done
-    done
-    seeds "0 1 2" methods $successor --steps 1500 --method rope $at
-    for task in "$successor" "$addition" "$nx1" "$parity"; do
         for method in window window-cyclic window-nope; do
             seeds "0 1 2" methods $task --steps 1500 --method $method $at
         done
         seeds "0 1 2" methods $task --steps 1500 --method window-nope $deep $at
     done
+    seeds "0 1 2" methods $successor --steps 1500 --method rope $at
     seeds "0 1 2" methods $addition --steps 1500 --method window-cyclic $deep $at
     for method in vanilla rope alibi rpe-k; do
-        add methods $successor --method $method $deep $at
-        add methods $addition --method $method $deep $at
+        seeds 0 methods $successor --method $method $deep $at
+        seeds 0 methods $addition --method $method $deep $at
     done
     local size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64"
     seeds "0 1 2" methods $successor --steps 300 $size --samples 1000
     seeds "0 1 2" methods --task parity --steps 200 $size --samples 1000
     local rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
     seeds "0 1 2" methods $successor --steps 1000 --retrain-steps 350 $rules
-    add methods --task addition --steps 2000 --retrain-steps 1000 $rules
-    add methods --task nx1 --steps 2000 --retrain-steps 1000 $rules
+    seeds 0 methods --task addition --steps 2000 --retrain-steps 1000 $rules
+    seeds 0 methods --task nx1 --steps 2000 --retrain-steps 1000 $rules
 }
 
 list_encoders() {
@@ -69,9 +60,9 @@ list_encoders() {
         seeds "0 1 2" encoders --task addition --modulus $modulus $modular $muon
     done
     local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9"
+    digit="$digit --prime-lengths 7 --lengths 5,6,7,8"
     for few in "--prime 500" "--finetune 1000"; do
-        seeds "0 1 2 3" encoders --task multiplication $digit $few --prime-lengths 7 \
-            --lengths 5,6,7,8
+        seeds "0 1 2 3" encoders --task multiplication $digit $few
     done
 }
 
@@ -85,14 +76,13 @@ list_pairs() {
 }
 
 run() {  # run LIST OPTION...
-    local list=$1 part=$records/$BASHPID
-    shift
-    if grep -qxF -- "$*" "$records/done"; then return; fi
-    if python lengen.py "$@" --quiet --json > "$part"; then
-        cat "$part" >> "$records/$list.jsonl"
-        echo "$*" >> "$records/done"
+    local part=$records/$BASHPID options=${*:2}
+    if grep -qxF -- "$options" "$records/done"; then return; fi
+    if python lengen.py $options --quiet --json > "$part"; then
+        cat "$part" >> "$records/$1.jsonl"
+        echo "$options" >> "$records/done"
     else
-        echo "FAILED: lengen.py $*" | tee -a "$records/failed" >&2
+        echo "FAILED: lengen.py $options" | tee -a "$records/failed" >&2
     fi
     rm -f "$part"
 }
@@ -101,7 +91,7 @@ case ${1:-} in
     quick)
         list_abc 0
         for method in vanilla nope ape alibi rope rpe-k window window-cyclic; do
-            add methods --task successor --method $method
+            seeds 0 methods --task successor --method $method
         done ;;
     full)
         list_abc "$(seq -s ' ' 400 429)"
@@ -113,10 +103,7 @@ case ${1:-} in
 esac
 mkdir -p "$records"
 touch "$records/done" && rm -f "$records/failed"
-for line in "${lines[@]}"; do
-    while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n || true; done
-    run $line &
-done
-wait
+export -f run
+printf '%s\n' "${lines[@]}" | xargs -P "${JOBS:-1}" -I LINE bash -c 'run LINE'
 python -m results.tables "$records"/*.jsonl
 test ! -e "$records/failed"

@@ -73,14 +73,17 @@ def seeded():
 
 @pytest.fixture(scope="session", autouse=True)
 def scripts(request, tmp_path_factory):
-    """README's scripts, a task and a method also in a run; they run beside the other tests."""
+    """README's scripts, its task and method also in a run, and results/own.py; beside the tests."""
+    if not any("scripts_run" in item.name for item in request.session.items):
+        return []
     run = "\nimport lengen\nlengen.main(['--steps=3', '--samples=2', '--lengths=6', '--quiet', "
     ends = "", run + "'--task=subtraction', '--method=nope'])", run + "'--method=t5'])"
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-    return [subprocess.Popen([sys.executable, "-c", text + end], env=env, stdout=-1, stderr=-1,
-                             text=True, cwd=tmp_path_factory.mktemp("scripts"))
-            for text, end in zip(SCRIPTS, ends, strict=True)
-            if any("readme_scripts" in item.name for item in request.session.items)]
+    commands = [["-m", "results.own"]]
+    for text, end in zip(SCRIPTS, ends, strict=True):
+        commands.append(["-c", text + end])
+    env, place = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}, "scripts"
+    return [subprocess.Popen([sys.executable, *command], env=env, stdout=-1, stderr=-1, text=True,
+                             cwd=tmp_path_factory.mktemp(place)) for command in commands]
 
 @pytest.fixture
 def double():
@@ -1338,12 +1341,13 @@ def test_shares_and_their_intervals(correct, n, low, high, shown):
     assert L.percent(correct / n) == shown
 
 # ---- README and companions: scripts run as printed, records and pictures made by hand
-def test_readme_scripts_are_short_and_run(scripts):
-    for text, run, most in zip(SCRIPTS, scripts, (40, 8, 15), strict=True):
-        out, err = run.communicate()
-        assert all("raise --steps" in line for line in err.splitlines())
-        assert text.count("\n") <= most
-        assert " 3 steps" in out or min(map(int, re.findall(r"random (\d+)", out))) >= 990
+def test_scripts_run(scripts):
+    """README's, and ABC in a model of one's own, which is exact on random questions."""
+    own, _, *runs = [run.communicate() for run in scripts]
+    assert all("raise --steps" in line for _, err in (own, *runs) for line in err.splitlines())
+    assert all(" 3 steps" in out for out, _ in runs)
+    assert min(map(int, re.findall(r"random (\d+)", own[0]))) >= 990
+    assert not scripts[1].returncode
 
 def written_record(seed, correct, places=(1.0,), n=1000, **options):
     """A record as an older file may hold it: config and counts, nothing else."""
