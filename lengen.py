@@ -3,8 +3,8 @@
 
 A transformer trained on numbers of about 6 digits answers questions of 60 and of 1,000 digits
 exactly, once attention may only look where it looked on short numbers. This file trains it, finds
-those places (Attention Bias Calibration, ABC), proves that the result is exact at every length, and
-tests it, beside other methods.
+those places (Attention Bias Calibration, ABC), proves that the result is exact at every length (on
+a premise about carries, see section 6), and tests it, beside other methods.
 
     python lengen.py --task successor --method abc        # train, calibrate, retrain, prove, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
@@ -15,9 +15,10 @@ Sections 1 to 7 are ABC, to be read in this order: tasks, positions and biases, 
 transformer, calibration, proof, training. 8 (consecutive pairs) and 9 (encoders) are systems of
 their own, 10 is the command line.
 
-Letters: B batch, T queries, S keys, H heads, D width of a head, C = H * D width of the model,
-V vocabulary, W digits of a number. Attention is m x n at training length and M x N at another.
-Lengths count digits. `Source:` says where a thing comes from, `Differs:` where it departs from it.
+Letters: B batch, T queries, S keys, K keys of one row, H heads, D width of a head, C = H * D width
+of the model, V vocabulary, W digits of a number. Attention is m x n at training length and M x N at
+another. Lengths count digits; places of digits are counted from the last one, place 0. `Source:`
+says where a thing comes from, `Differs:` where it departs from it.
 Tokens and biases are made on the CPU; models take them to their device.
 
 v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
@@ -85,7 +86,7 @@ def carry(columns, base):
     return torch.stack(digits, 1)
 
 def product(a, b):
-    """Digits a (B, W), b (B, K) -> the lowest column sums (B, W) of a * b."""
+    """Digits a (B, W), b (B, .) -> the lowest column sums (B, W) of a * b."""
     W = a.shape[1]
     columns = torch.zeros_like(a)
     for k, digit in enumerate(b.unbind(1)):
@@ -97,17 +98,17 @@ def as_drawn(*operands):
     return operands
 
 class Task(NamedTuple):
-    """A task of encoder-decoders is one entry of TASKS, and its sign a symbol of VOCAB. Draws,
-    tests, proof and --ask follow."""
+    """A task of encoder-decoders is one entry of TASKS, and its sign is a symbol of VOCAB. Draws,
+    tests, the proof and --ask are made from these fields."""
     about: str
     columns: Callable  # operands (B, W) -> column sums (B, W); `carry` makes them the answer
-    operands: tuple = ("number",)  # each a "number" of W digits or one "digit"
+    operands: tuple = ("number",)  # "number", of W digits, and after these "digit", of one
     sign: str = ""  # stands before each further operand
     base: int = 10
     width: int = 7  # digits of training numbers and their answers, at least
     headroom: int = 1  # zeros in front of longer numbers, where answers may be longer
     admit: Callable = as_drawn  # operands drawn -> operands that have an answer
-    last_alone: bool = False  # --ask shows only the digit written last
+    last_alone: bool = False  # the answer shown by --ask is the digit written last
     steps: int = 600  # of the first training
     retrain_steps: int = 300  # of an attempt at retraining, at most
     batch: int = 64
@@ -177,8 +178,8 @@ def to_digits(numbers, width, base=10):
     return carry(F.pad(numbers[:, None], (0, width - 1)), base)
 
 def split_numbers(seed):
-    """-> (training, held-out) integers in order, parted 7 : 1. Source: v2, App. B. Differs: without
-    2^20 itself, the one number of 21 bits; no other would fill the width of parity."""
+    """-> (training, held-out) integers, sorted, parted 7 : 1. Source: v2, App. B. Differs: 2^20
+    itself is left out; it alone has 21 bits."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     cut = len(order) * 7 // 8
     return order[:cut].sort().values, order[cut:].sort().values
@@ -198,13 +199,14 @@ def draw(task, B, draw_number):
     return spec.admit(*operands)
 
 def distinct(draw_some, B):
-    """Up to B distinct questions, from at most 20 draws of B; where there are few, and all are as
-    likely, these find all of them."""
+    """Up to B distinct questions, from at most 20 draws of B. If there are only few, 20 draws find
+    them all."""
     found = {}
     for _ in range(20):
-        if len(found) < B:
-            operands = draw_some()
-            found |= dict.fromkeys(map(tuple, torch.cat(operands, 1).tolist()))
+        operands = draw_some()
+        found |= dict.fromkeys(map(tuple, torch.cat(operands, 1).tolist()))
+        if len(found) >= B:
+            break
     sizes = [digits.shape[1] for digits in operands]
     return torch.tensor(list(found)[:B]).split(sizes, 1)
 
@@ -269,7 +271,9 @@ def relative_scores(q, table, k=None, S=None):
     T, D), table (2K + 1, D), k (B, H, S, D) -> (B, H, T, S), unscaled; S = T by default. Source:
     Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
     T, K = q.shape[2], len(table) // 2
-    S = k.shape[2] if k is not None else S or T
+    S = S or T
+    if k is not None:
+        S = k.shape[2]
     i, j = torch.arange(T, device=q.device), torch.arange(S, device=q.device)
     index = ((j - i[:, None]).clamp(-K, K) + K).expand(*q.shape[:2], -1, -1)  # (B, H, T, S)
     scores = (q @ table.T).gather(3, index)
@@ -371,7 +375,7 @@ class MultiHeadAttention(nn.Module):
     def attend_to_open_keys(self, q, k, v, bias):
         """The same where each row gathers its own keys, but for dropout; rows in pieces, which
         bounds the memory."""
-        assert not self.rotate and not self.relative, "OpenKeys go without positions"
+        assert not self.rotate and not self.relative, "OpenKeys have no rotation, no table"
         outputs, weights = [], []
         for rows in torch.arange(q.shape[2]).split(2 ** 14):
             columns = bias.columns[rows].to(q.device)  # (R, K)
@@ -386,6 +390,7 @@ class MultiHeadAttention(nn.Module):
 # "target". Biases are functions (config, layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None,
 # added to the scores of "encoder", "self" or "cross" attention. Where something is learned, a class
 # of modules stands in place of the function; it is made from config and called with the rest.
+# `config` holds the options of a run, Seq2SeqOptions of section 7.
 
 def sinusoids(config, side, T):
     """The same for the source and the target."""
@@ -428,7 +433,7 @@ class Method(NamedTuple):
     bias: Callable = None
     rotate: Callable = None  # see MultiHeadAttention
     relative: str = ""  # relative table in every attention: "k" or "kq"
-    # At one width END always comes in the same row; nine teach that the source says where.
+    # At one width END always comes in the same row; several teach to take its row from the source.
     n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
     calibrated: bool = False  # the bias comes from a model trained before
@@ -450,6 +455,587 @@ METHODS = {
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", **WINDOW),
     "abc": Method("bias calibrated on a vanilla model, no positions", n_width=9, calibrated=True),
 }
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention, feed-forward; a norm before each ("paper": after each)."""
+    def __init__(self, config, cross):
+        super().__init__()
+        method, C = METHODS[config.method], config.d_model
+
+        def attention():
+            return MultiHeadAttention(C, config.n_head, method.relative, config.clip,
+                                      method.rotate, config.dropout)
+
+        self.self_attention, self.cross_attention = attention(), None
+        if cross:
+            self.cross_attention = attention()
+        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
+                                          nn.Dropout(config.dropout), nn.Linear(4 * C, C))
+        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
+        self.dropout = nn.Dropout(config.dropout)
+        self.norm_first = config.preset != "paper"
+
+    def residual(self, norm, x, sublayer):
+        """x + sublayer(x), with the norm where the preset has it."""
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+    def forward(self, x, self_bias=None, memory=None, cross_bias=None):
+        own, cross = self.self_attention, self.cross_attention
+        x = self.residual(self.norms[0], x, lambda y: own(y, y, self_bias)[0])
+        if cross:
+            x = self.residual(self.norms[1], x, lambda y: cross(y, memory, cross_bias)[0])
+        return self.residual(self.norms[-1], x, self.feed_forward)
+
+def bind(entry, config):
+    """A function of a method with its config in place, or a module made from it; or None."""
+    if entry is None:
+        return None
+    if isinstance(entry, type):
+        return entry(config)
+    return functools.partial(entry, config)
+
+class Transformer(nn.Module):
+    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
+    standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
+    def __init__(self, config, bias=None):
+        super().__init__()
+        self.config, method, C = config, METHODS[config.method], config.d_model
+        self.embedding = nn.Embedding(len(VOCAB), C)
+        nn.init.normal_(self.embedding.weight, std={"fast": 0.3, "paper": 1.33}[config.preset])
+        self.position = bind(method.position, config)
+        self.bias = bias or bind(method.bias, config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
+        self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
+        self.norm = nn.Identity()
+        if config.preset == "fast":
+            self.norm = nn.LayerNorm(C)
+        self.head = nn.Linear(C, len(VOCAB))
+
+    def embed(self, tokens, side):
+        """Tokens (B, T) of the "source" or "target" -> (B, T, C)."""
+        x = self.embedding(tokens.to(self.head.weight.device))
+        if self.position:
+            x = x + self.position(side, tokens.shape[1]).to(x)
+        return self.dropout(x)
+
+    def bias_of(self, layer, kind, T, S):
+        """-> the method's bias (1 or H, T, S), OpenKeys or None; in self-attention with the causal
+        mask, which OpenKeys contain. Raises: ValueError on shapes."""
+        bias = self.bias and self.bias(layer, kind, T, S)
+        if isinstance(bias, OpenKeys):
+            return bias
+        if bias is not None and bias.shape not in [(1, T, S), (self.config.n_head, T, S)]:
+            raise ValueError(f"{kind} bias of layer {layer}: {bias.shape}, not (H, {T}, {S})")
+        if kind != "self":
+            return bias
+        mask = causal_bias(T)
+        return mask if bias is None else bias + mask.to(bias)
+
+    def read(self, source):
+        """source (B, S) -> memory (B, S, C)"""
+        memory, S = self.embed(source, "source"), source.shape[1]
+        for n, layer in enumerate(self.encoder):
+            memory = layer(memory, self.bias_of(n, "encoder", S, S))
+        return memory
+
+    def forward(self, source, target):
+        """source (B, S), target (B, T) -> logits (B, T, V)."""
+        memory, x = self.read(source), self.embed(target, "target")
+        S, T = source.shape[1], target.shape[1]
+        for n, layer in enumerate(self.decoder):
+            own, cross = self.bias_of(n, "self", T, T), self.bias_of(n, "cross", T, S)
+            x = layer(x, own, memory, cross)
+        return self.head(self.norm(x))
+
+@torch.no_grad()
+def generate(model, source, limit):
+    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. All tokens are made at
+    once from those before them, until none changes; after k passes the first k are those of
+    decoding step by step."""
+    model.eval()
+    target = torch.full((len(source), limit + 1), VOCAB.index(START))
+    for _ in range(limit):
+        tokens = model(source, target[:, :-1]).argmax(-1).cpu()
+        if torch.equal(tokens, target[:, 1:]):
+            break
+        target[:, 1:] = tokens
+    return target
+
+# -----
+# 5. Attention Bias Calibration
+# A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1). Of each line l the mean d_l is
+# taken; mu, sigma and d_max are mean, standard deviation and maximum of these over the lines of one
+# direction in one head. Lines that stand out are kept, and continued at another size.
+
+class Line(NamedTuple):
+    """An open line. direction: 1 diagonal, 0 vertical, -1 anti-diagonal."""
+    head: int
+    direction: int
+    block: int  # a part of the columns
+    offset: int  # see `line_columns`
+    bias: float  # d_l - d_max
+    z: float  # (d_l - mu) / sigma
+    layer: int = 0
+    attention: str = "cross"
+
+RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
+         "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
+PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
+
+def line_columns(direction, offset, rows, width):
+    """Where a line crosses rows (R,) of a block -> columns (R,), inside (R,) bool.
+
+    The offset of a diagonal (1, 1) is column - row, of a vertical (1, 0) the column, and of an
+    anti-diagonal (1, -1), which starts at the right edge, (width - 1 - column) - row. Outside of
+    the block the column is 0."""
+    along = {1: rows + offset, 0: 0 * rows + offset, -1: width - 1 - rows - offset}
+    column = along[direction]
+    inside = (column >= 0) & (column < width)
+    return column * inside, inside
+
+def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None):
+    """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
+
+        dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
+
+    Differs: the printed `d_l - d_max > threshold` holds for no positive threshold; so it is d_l, as
+    in the authors' code. More that differs by the robust rules:
+
+    blocks: widths of parts of the columns, each with lines of its own. As numbers grow the first
+    operand moves away from the end of the source; within its own block its lines stay in place.
+    Verticals open in the first column of a block alone: inside a number a column means nothing.
+    support: share of the rows that a line must exceed; the mean of a corner is high by chance.
+    of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
+    paper's kappa of 4.5 none of fewer than 22 lines can open.
+    """
+    m, n = attention.shape[1:]
+    rows, found = torch.arange(m), []
+    for direction in directions:
+        places, means = [], []
+        for block, part in enumerate(attention.split(blocks or [n], 2)):
+            width = part.shape[2]
+            for offset in range(1 - m, width):
+                column, inside = line_columns(direction, offset, rows, width)
+                if inside.sum() > support * m:
+                    places.append((block, offset))
+                    means.append(part[:, rows[inside], column[inside]].mean(1))
+        d = torch.stack(means, 1)  # (H, L)
+        mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
+        unit = sigma
+        if of_largest:
+            unit = math.sqrt(len(means) - 1) * sigma
+        threshold = mu + kappa * unit + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
+        bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
+        for h, l in (d > threshold).nonzero().tolist():
+            block, offset = places[l]
+            if direction != 0 or offset == 0 or not blocks:
+                found.append(Line(h, direction, block, offset, float(bias[h, l]), float(z[h, l])))
+    return found
+
+def lay_out(lines, H, M, blocks):
+    """Lines continued to M rows and blocks of these widths -> the keys of each row: columns (M, K),
+    values (H, M, K), -inf where a head has no line there. Along (1, 1) this is a relative table of
+    scalars, closed beyond the offsets seen. Source: v2, Eq. 1 (case distinction), App. E.1. The
+    first key is column 0, for rows without any; it is closed unless a line runs there."""
+    rows = torch.arange(M)
+    columns, values = [0 * rows], [torch.full((H, M), -INF)]
+    same_place = {}  # lines of several heads share a key
+    for line in lines:
+        place = line.direction, line.block, line.offset
+        same_place.setdefault(place, []).append(line)
+    for direction, block, offset in sorted(same_place):
+        column, inside = line_columns(direction, offset, rows, blocks[block])
+        value = torch.full((H, M), -INF)
+        for line in same_place[direction, block, offset]:
+            value[line.head, inside] = line.bias
+        columns.append((sum(blocks[:block]) + column) * inside)
+        values.append(value)
+    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
+    # A column must count once in a row. But where lines cross, two keys are one column, such as 0,
+    # 4, 4, with values -inf, -0.1 and 0. So the first key of a column gets the greatest of its
+    # values, and the others are closed: -inf, 0 and -inf.
+    same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
+    values = values[:, :, None].masked_fill(~same, -INF).amax(3)
+    return columns, values.masked_fill(same.tril(-1).any(2), -INF)
+
+def dense_bias(columns, values, N):
+    """Keys of each row, as of `lay_out` -> bias (H, M, N)."""
+    H, M, K = values.shape
+    closed = torch.full((H, M, N), -INF)
+    return closed.scatter_reduce(2, columns.expand(H, M, K), values, "amax")
+
+def fill_empty(bias, rules):
+    """Bias (H, M, N), or values of keys, with a 0 in rows that have nothing open: by the paper's
+    rules at every key, as the paper has it for heads without a line; by the robust rules at the
+    first key alone, which is the same at every length."""
+    empty = bias.isneginf().all(2, keepdim=True)
+    if rules == "robust":
+        empty = empty & (torch.arange(bias.shape[2]) == 0)
+    return bias.masked_fill(empty, 0)
+
+def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
+    """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
+    d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
+    It must be averaged over examples, not over heads (nn.MultiheadAttention has an option).
+
+    For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
+    "robust", or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-attention; `changes` replace
+    single ones of RULES, and `directions`. blocks: [(columns now, then)] of parts of the columns,
+    see `find_lines`; by default there are none. mask: `causal_bias(M)` for self-attention. Raises:
+    ValueError.
+    """
+    if attention.dim() != 3 or not attention.isfinite().all():
+        raise ValueError(f"attention is (H, m, n) and finite. Got {attention.shape}.")
+    H, m, n = attention.shape
+    now, then = zip(*(blocks or [(n, N)]))
+    if (sum(now), sum(then)) != (n, N):
+        raise ValueError(f"blocks add up to {n} and {N}. Got {blocks}.")
+    lines = find_lines(attention.cpu(), blocks=blocks and now, **(RULES[rules] | changes))
+    mask = torch.as_tensor(mask).cpu()
+    columns, values = lay_out(lines, H, M, then)
+    bias = dense_bias(columns, values, N) + mask
+    return (fill_empty(bias, rules) + mask).to(attention)
+
+@torch.no_grad()
+def collect_attention(model, source, target, batch=250):
+    """Attention averaged over examples that the model answers correctly: source (B, S), target
+    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D.
+    Differs: weights are averaged, as in the authors' code, not scores. Raises: RunFailed where no
+    answer is right."""
+    watched, totals, correct = [], [], 0
+
+    def watch(module, inputs, outputs):
+        watched.append(outputs[1].cpu())  # weights (B, H, T, S)
+
+    model.eval()
+    with contextlib.ExitStack() as hooks:
+        for module in model.decoder.modules():
+            if isinstance(module, MultiHeadAttention):
+                hooks.enter_context(module.register_forward_hook(watch))
+        for s, t in zip(source.split(batch), target.split(batch)):
+            watched.clear()
+            right = (model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:].cpu()).all(1)
+            totals.append([weights[right].sum(0) for weights in watched])  # self, cross, self, ...
+            correct += int(right.sum())
+    if not correct:
+        raise RunFailed("the model answers no example correctly; raise --steps")
+    means = [sum(parts) / correct for parts in zip(*totals)]
+    return torch.stack(means[0::2]), torch.stack(means[1::2])
+
+def column_blocks(task, S):
+    """Source columns as blocks -> columns of each. In `$0123|+0748|&` and `$0123|*|7|&` each number
+    takes the marker on its left along, and each further column is a block."""
+    kinds = TASKS[task].operands
+    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")
+    return [(S - rest) // numbers] * numbers + [1] * rest
+
+def calibrate(config, attention, kappa, directions):
+    """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line.
+
+    By the robust rules each layer has its own lines, self-attention (1, 1) alone, cross-attention
+    these directions and a block an operand. By the paper's all directions, one block, the paper's
+    kappas in place of this one, and the last layer's lines for all layers. Of a fixed width only
+    the rows that training fills count (authors' code: the first 6). Source: v2, App. D, step 2.
+    """
+    rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
+    if config.rules == "paper":
+        layers = layers[-1:]
+    for layer in layers:
+        own, cross = (maps[layer, :, :rows] for maps in attention)  # (H, rows, T), (H, rows, S)
+        for kind, weights in ("self", own[..., :rows]), ("cross", cross):
+            rule = dict(RULES[config.rules])
+            if config.rules == "paper":
+                rule["kappa"] = PAPER_KAPPA[kind]
+            elif kind == "self":
+                rule |= dict(kappa=kappa, directions=(1,))
+            else:
+                blocks = column_blocks(config.task, weights.shape[2])
+                rule |= dict(kappa=kappa, directions=directions, blocks=blocks)
+            for line in find_lines(weights, **rule):
+                found.append(line._replace(layer=layer, attention=kind))
+    return found
+
+def run_keys(config, lines, layer, kind, T, S):
+    """Lines -> OpenKeys of one attention of a run. By the robust rules all rows have one."""
+    chosen = [line for line in lines if (line.attention, line.layer) == (kind, layer)]
+    blocks = [S]
+    if config.rules == "robust" and kind == "cross":
+        blocks = column_blocks(config.task, S)
+    columns, values = lay_out(chosen, config.n_head, T, blocks)
+    if kind == "self":
+        values = values.masked_fill(columns > torch.arange(T)[:, None], -INF)
+    if config.rules == "robust":
+        values = fill_empty(values, "robust")
+    return OpenKeys(columns, values)
+
+def calibrated_bias(config, lines):
+    """Lines -> a bias function (v2, Eq. 2); by the robust rules OpenKeys beyond 100 rows."""
+    @functools.lru_cache(maxsize=64)
+    def bias(layer, kind, T, S):
+        if kind == "encoder":
+            return None
+        last = config.n_layer - 1
+        if config.rules == "paper" and layer < last:
+            return bias(last, kind, T, S)  # one matrix for all layers
+        keys = run_keys(config, lines, layer, kind, T, S)
+        if config.rules == "robust" and T > 100:
+            return keys
+        dense = dense_bias(keys.columns, keys.values, S)
+        if config.rules == "paper":
+            dense = fill_empty(dense, "paper")
+        return dense
+    return bias
+
+# -----
+# 6. Proof
+# A calibrated model of one decoder layer, without encoder and positions, can be proved exact at
+# every length, because it can only ever see finitely many things.
+#
+# Row t of its output, which writes digit t of the answer, depends on its *window* alone: the token
+# before it and, for each head, the tokens at its open keys with their biases, in whatever order.
+# Lines run beside the rows. So at every width the first rows see what the first rows of a short
+# question see, the last rows what its last rows see, and all rows between see digits alone: those
+# at the places where they look, and a token before them that tells what was carried there. (The
+# last row writes END.)
+# Of the digits further below a row sees the carry alone. Every carry comes about already where the
+# place just below takes every digit (of two numbers: 0 or the highest), and all places below that
+# are 0 throughout, so that nothing is carried to it, or the highest throughout, so that as much is
+# carried to it as can be, from any distance. So short questions, enumerated, show all windows.
+# For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
+# digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
+# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not;
+# fewer where a head cannot tell two digits apart.
+#
+# Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
+# right on each of them, so is row t. Then greedy decoding is right for every question that has
+# its headroom of zeros in front, as all that are asked have. The order of sums differs at other
+# widths: logits of about 10 change by about 1e-5, so the right token must lead by MARGIN, and by a
+# thousandth of the largest logit.
+#
+# That far places matter by what is carried alone is true of these tasks, not of every task that
+# one may write. So random and hard questions must show no window that was not enumerated, and none
+# that needs another token: short ones before a model is retrained, long ones before it is called
+# proved.
+
+MARGIN = 0.5  # logits by which the right token must lead
+TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
+FURTHER = -1  # stands for a digit that is the same at all further places
+KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
+
+def seen(config, lines, source, target, rows):
+    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> windows (B, R, L) of
+    numbers, equal where a model with these lines cannot tell two rows apart.
+
+    The token before the row, then for each head its open keys, sorted, each as 2 * token + bias.
+    As a bias is a difference of attention weights, between -1 and 0, no two keys share a number."""
+    T, S = target.shape[1] - 1, source.shape[1]
+    parts = [target[:, rows, None].double()]
+    for kind, tokens, N in ("self", target, T), ("cross", source, S):
+        columns, values = run_keys(config, lines, 0, kind, T, N)
+        keys = 2.0 * tokens[:, None, columns[rows]] + values[:, rows].double()  # (B, H, R, K)
+        parts.append(keys.sort(3).values.transpose(1, 2).flatten(2))
+    return torch.cat(parts, 2)
+
+def draw_questions(config, draw_some, length, samples):
+    """Questions by `draw_test` or `draw_hard`, with zeros in front -> source (B, S), target
+    (B, T + 1)."""
+    width = max(config.widths[0], length + TASKS[config.task].headroom)
+    operands = []
+    for kind, digits in zip(TASKS[config.task].operands, draw_some(config.task, length, samples)):
+        operands.append(F.pad(digits, (0, size(kind, width) - digits.shape[1])))
+    return arrange(config.task, operands, config.align)
+
+class Windows:
+    """The windows of runs with these lines, as far as questions were added.
+
+    tokens: window -> the token to write, and a question that shows it. questions: all of these,
+    pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a row
+    and differ there, in words; where there is none the lines decide the answer. why: in words, why
+    these are not all windows."""
+    def __init__(self, config, lines):
+        self.config, self.lines = config, lines
+        self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
+
+    def add(self, source, target, rows):
+        """Keep what rows [R] see of questions -> those that show a window for the first time."""
+        views = seen(self.config, self.lines, source, target, rows)
+        views = torch.cat([views, target[:, 1:][:, rows, None]], 2)  # and what they must write
+        views, which = views.flatten(0, 1).unique(dim=0, return_inverse=True)
+        # One question for each distinct view, the last that shows it.
+        asked = torch.arange(len(which)) // len(rows)
+        shown = torch.zeros(len(views), dtype=torch.int64)
+        shown = shown.scatter_reduce(0, which, asked, "amax")
+        new = []
+        for (*window, token), question in zip(views.tolist(), shown.tolist()):
+            text = decode(source[question, 1:-1])
+            if tuple(window) not in self.tokens:
+                self.tokens[tuple(window)] = token, text
+                new.append(question)
+            known, other = self.tokens[tuple(window)]
+            if known != token:
+                self.clash = (f"{other} and {text} look the same to a row that must write "
+                              f"{VOCAB[int(known)]} or {VOCAB[int(token)]}")
+        for start in range(0, len(new), 1000):
+            piece = new[start:start + 1000]
+            self.questions.append((source[piece], target[piece]))
+        return source[new]
+
+    def add_drawn(self, *lengths):
+        """Add random and hard questions of these lengths; say so if one shows a new window."""
+        seed_by_name(self.config.seed, "unseen")
+        for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
+            source, target = draw_questions(self.config, draw_some, length, 200)
+            for question in self.add(source, target, list(range(target.shape[1] - 1))):
+                self.why = f"{decode(question[1:-1])} shows what was not enumerated"
+
+def places_seen(lines):
+    """-> places of digits that a row sees or writes, counted from the one it writes; and whether
+    the answer runs leftward, from the first digit on, as lines along (1, 1) have it.
+
+    For example the anti-diagonal with offset 0 shows the place that is written, with offset -1 the
+    one below it; the diagonal 0 of self-attention shows the token before the row."""
+    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
+    before = -1  # the place of the token before
+    if leftward:
+        before = 1
+    places = {0, before}
+    for line in lines:
+        if line.attention == "self":
+            places.add(before * (1 - line.offset))  # START is token 0
+        elif line.direction == 1:
+            places.add(1 - line.offset)
+        elif line.direction == -1:
+            places.add(line.offset)
+    return places, leftward
+
+def digits_to_try(task, places, width, both_sides):
+    """What each digit of the operands must be, for all windows to show of a row that looks at these
+    places: see the head of this section. both_sides: what is carried may come from above, too."""
+    spec = TASKS[task]
+    every, extremes = torch.arange(spec.base), torch.tensor([0, spec.base - 1])
+    near = {place - 1 for place in places}
+    if both_sides:
+        near |= {place + 1 for place in places}
+    near_choice = extremes
+    if spec.operands.count("number") == 1:
+        near_choice = every
+    choices = []
+    for kind in spec.operands:
+        for place in range(size(kind, width)):
+            if kind == "digit":
+                choices.append(every)
+            elif place >= width - spec.headroom:
+                choices.append(torch.tensor([0]))
+            elif place in places:
+                choices.append(every)
+            elif place in near:
+                choices.append(near_choice)
+            else:
+                choices.append(torch.tensor([FURTHER]))
+    return choices
+
+def enumerate_windows(config, lines):
+    """-> Windows, all that runs with these lines can have; ends early where two clash."""
+    spec, narrowest, windows = TASKS[config.task], config.widths[0], Windows(config, lines)
+    places, leftward = places_seen(lines)
+    both_sides = leftward or spec.admit is not as_drawn  # as for a - b: which number is larger?
+    # A row is far from both ends if it has two places below all that it sees, for carries, and one
+    # above, for numbers in order, before the headroom. Such rows are alike, so the width at which
+    # there is one shows all windows. Narrower ones, from the run's own on, have rows of their own.
+    below = 2 - min(places)
+    above = max(places) + 2 + spec.headroom
+    for width in range(narrowest, max(narrowest, below + above) + 1):
+        sizes = [size(kind, width) for kind in spec.operands]
+        zeros = torch.zeros(1, sum(sizes), dtype=torch.int64)
+        _, target = arrange(config.task, zeros.split(sizes, 1))
+        for row in range(target.shape[1] - 1):
+            written = row
+            if leftward:
+                written = width - 1 - row
+            looked_at = {written + place for place in places}
+            choices = digits_to_try(config.task, looked_at, width, both_sides)
+            further = torch.tensor([0, spec.base - 1])  # for all FURTHER places at once
+            total = len(further) * math.prod(map(len, choices))
+            if total > TOO_MANY:
+                windows.why = f"{total:,} questions for a row are too many to enumerate"
+                return windows
+            for table in torch.cartesian_prod(further, *choices).split(2 ** 18):
+                digits = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
+                operands = spec.admit(*digits.split(sizes, 1))
+                windows.add(*arrange(config.task, operands), [row])
+                if windows.clash:
+                    return windows
+    windows.add_drawn(narrowest - spec.headroom)
+    return windows
+
+@torch.no_grad()
+def prove(model, questions):
+    """Questions, pieces of source (B, S), target (B, T + 1) -> margin, source [S] that has it.
+
+    The margin is how many logits the right token leads by over all others, at least. It ends with
+    the first piece below MARGIN, with what was found till then. A lead below a thousandth of the
+    largest logit counts as below MARGIN by what it lacks; what is no number is far below."""
+    model.eval()
+    margin, worst = INF, None
+    for source, target in questions:
+        logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
+        lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
+        needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
+        least = (lead - needed).nan_to_num(-1e9).amin((1, 2)) + MARGIN  # (B,)
+        if least.min() < margin:
+            margin, worst = least.min().item(), source[least.argmin()]
+        if margin < MARGIN:
+            break
+    return margin, worst
+
+def deciding_lines(config, attention):
+    """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
+    write the same token. Raises: RunFailed where no lines decide.
+
+    Kappa falls; the lines of each have one of three fates. Two windows clash: to the next kappa.
+    They decide: they are yielded. They have too many windows, or others than were enumerated: these
+    lines are yielded at the end, unproved, if none decide. Lines along (1, 0) and (1, -1) come
+    first, and if some of them decide, those along (1, 0) and (1, 1) are left out."""
+    if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
+        kappa = RULES[config.rules]["kappa"]
+        lines = calibrate(config, attention, kappa, DIRECTIONS[0])
+        windows = Windows(config, lines)
+        windows.why = "a proof needs one decoder layer, no encoder and the robust rules"
+        yield kappa, lines, windows
+        return
+    tried, clash, unproved, decided = [], "", None, False
+    for directions in DIRECTIONS:
+        for kappa in KAPPAS:
+            lines = calibrate(config, attention, kappa, directions)
+            opened = {(line.attention, line.head, line.direction, line.block, line.offset)
+                      for line in lines}
+            if opened in tried:
+                continue
+            tried.append(opened)
+            windows = enumerate_windows(config, lines)
+            if windows.clash:
+                clash = clash or windows.clash
+            elif windows.why:
+                unproved = unproved or (kappa, lines, windows)
+                break  # lower kappas open more lines, which have more windows
+            else:
+                decided = True
+                yield kappa, lines, windows
+        if decided:
+            return
+    if not unproved:
+        raise RunFailed(f"no lines decide the answer: {clash}")
+    yield unproved
+
+# -----
+# 7. Training and evaluation
+# A run depends on its options and on nothing else. It is a row of named parts: trained weights,
+# averaged attention, tests. Each is kept when done; a run that was stopped goes on with the parts
+# that are not there.
 
 class System(NamedTuple):
     """A kind of model; sections 7 to 9 each add theirs."""
@@ -476,7 +1062,7 @@ class Options:
     seed: int = 0  # of every random stream
     samples: int = 1000  # questions a length
 
-    # No options:
+    # Not options:
     choices = dict(preset=("fast", "paper"))
     paper = {}  # what preset "paper" changes
     betas, decay = (0.9, 0.999), 0.0  # of Adam
@@ -542,12 +1128,13 @@ class Seq2SeqOptions(Options):
     width: int = 0  # digits of every number; 0: as many as are needed
     lengths: tuple = (6, 10, 20, 60)  # digits tested
 
-    # No options:
+    # Not options:
     clip = 16  # offsets of relative tables
     betas = (0.9, 0.98)
     choices = Options.choices | dict(method=METHODS, rules=("robust", "paper"),
                                      optimizer=("muon", "adam"))
-    # v2, App. B and D; batch and steps on sums of the authors' code, retraining a tenth.
+    # v2, App. B and D. Batch and steps are those of sums in the authors' code; retraining takes a
+    # tenth.
     paper = dict(rules="paper", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
                  optimizer="adam", lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000,
                  width=61, samples=10_000)
@@ -574,560 +1161,6 @@ class Seq2SeqOptions(Options):
         if max(self.lengths) > 2000 and (self.method, self.rules) != ("abc", "robust"):
             raise BadInput("--lengths: above 2,000 digits only abc, robust")
         self.check_heads()
-
-class Layer(nn.Module):
-    """Self-attention, cross-attention, feed-forward; a norm before each ("paper": after each)."""
-    def __init__(self, config, cross):
-        super().__init__()
-        method, C = METHODS[config.method], config.d_model
-
-        def attention():
-            return MultiHeadAttention(C, config.n_head, method.relative, config.clip,
-                                      method.rotate, config.dropout)
-
-        self.self_attention, self.cross_attention = attention(), None
-        if cross:
-            self.cross_attention = attention()
-        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
-                                          nn.Dropout(config.dropout), nn.Linear(4 * C, C))
-        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
-        self.dropout = nn.Dropout(config.dropout)
-        self.norm_first = config.preset != "paper"
-
-    def residual(self, norm, x, sublayer):
-        """x + sublayer(x), with the norm where the preset has it."""
-        if self.norm_first:
-            return x + self.dropout(sublayer(norm(x)))
-        return norm(x + self.dropout(sublayer(x)))
-
-    def forward(self, x, self_bias=None, memory=None, cross_bias=None):
-        own, cross = self.self_attention, self.cross_attention
-        x = self.residual(self.norms[0], x, lambda y: own(y, y, self_bias)[0])
-        if cross:
-            x = self.residual(self.norms[1], x, lambda y: cross(y, memory, cross_bias)[0])
-        return self.residual(self.norms[-1], x, self.feed_forward)
-
-def bound(part, config):
-    """A function of a method with its config in place, or a module made from it; or None."""
-    if part is None or isinstance(part, type):
-        return part and part(config)
-    return functools.partial(part, config)
-
-class Transformer(nn.Module):
-    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
-    standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
-    def __init__(self, config, bias=None):
-        super().__init__()
-        self.config, method, C = config, METHODS[config.method], config.d_model
-        self.embedding = nn.Embedding(len(VOCAB), C)
-        nn.init.normal_(self.embedding.weight, std={"fast": 0.3, "paper": 1.33}[config.preset])
-        self.position = bound(method.position, config)
-        self.bias = bias or bound(method.bias, config)
-        self.dropout = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
-        self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
-        self.norm = nn.Identity()
-        if config.preset == "fast":
-            self.norm = nn.LayerNorm(C)
-        self.head = nn.Linear(C, len(VOCAB))
-
-    def embed(self, tokens, side):
-        """Tokens (B, T) of the "source" or "target" -> (B, T, C)."""
-        x = self.embedding(tokens.to(self.head.weight.device))
-        if self.position:
-            x = x + self.position(side, tokens.shape[1]).to(x)
-        return self.dropout(x)
-
-    def bias_of(self, layer, kind, T, S):
-        """-> the method's bias (1 or H, T, S), OpenKeys or None; in self-attention with the causal
-        mask, which OpenKeys contain. Raises: ValueError on shapes."""
-        bias = self.bias and self.bias(layer, kind, T, S)
-        if isinstance(bias, OpenKeys):
-            return bias
-        if bias is not None and bias.shape not in [(1, T, S), (self.config.n_head, T, S)]:
-            raise ValueError(f"{kind} bias of layer {layer}: {bias.shape}, not (H, {T}, {S})")
-        if kind != "self":
-            return bias
-        mask = causal_bias(T)
-        return mask if bias is None else bias + mask.to(bias)
-
-    def read(self, source):
-        """source (B, S) -> memory (B, S, C)"""
-        memory, S = self.embed(source, "source"), source.shape[1]
-        for n, layer in enumerate(self.encoder):
-            memory = layer(memory, self.bias_of(n, "encoder", S, S))
-        return memory
-
-    def forward(self, source, target):
-        """source (B, S), target (B, T) -> logits (B, T, V)."""
-        memory, x = self.read(source), self.embed(target, "target")
-        S, T = source.shape[1], target.shape[1]
-        for n, layer in enumerate(self.decoder):
-            own, cross = self.bias_of(n, "self", T, T), self.bias_of(n, "cross", T, S)
-            x = layer(x, own, memory, cross)
-        return self.head(self.norm(x))
-
-@torch.no_grad()
-def generate(model, source, limit):
-    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Tokens are made at once
-    from those before them until none changes; after k passes the first k are right."""
-    model.eval()
-    target = torch.full((len(source), limit + 1), VOCAB.index(START))
-    for _ in range(limit):
-        tokens = model(source, target[:, :-1]).argmax(-1).cpu()
-        if torch.equal(tokens, target[:, 1:]):
-            break
-        target[:, 1:] = tokens
-    return target
-
-# -----
-# 5. Attention Bias Calibration
-# A line is the elements of a matrix along (1, 1), (1, 0) or (1, -1); its value is their mean.
-# Lines of the attention that stand out are kept, and continued at another size.
-
-class Line(NamedTuple):
-    """An open line. direction: 1 diagonal, 0 vertical, -1 anti-diagonal."""
-    head: int
-    direction: int
-    block: int  # a part of the columns
-    offset: int  # see `line_columns`
-    value: float  # d_l - d_max, the bias along it
-    z: float  # (d_l - mu) / sigma
-    layer: int = 0
-    attention: str = "cross"
-
-RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
-         "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
-PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
-
-def line_columns(direction, offset, rows, width):
-    """Where a line crosses rows (R,) of a block -> columns (R,), inside (R,) bool.
-
-    The offset is key - query along the diagonal (1, 1), the column along the vertical (1, 0), and
-    along the anti-diagonal (1, -1), which starts at the right edge, the column counted from there
-    minus the row. Outside of the block the column is 0."""
-    along = {1: rows + offset, 0: 0 * rows + offset, -1: width - 1 - rows - offset}
-    column = along[direction]
-    inside = (column >= 0) & (column < width)
-    return column * inside, inside
-
-def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None):
-    """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
-
-        dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
-
-    mu, sigma and d_max run over a head's lines of one direction. Differs: the printed
-    `d_l - d_max > threshold` holds for no positive threshold; d_l, as in the authors' code. More
-    that differs by the robust rules:
-
-    blocks: widths of parts of the columns, each with lines of its own. As numbers grow the first
-    operand moves away from the end of the source; within its own block its lines stay in place.
-    Verticals open in the first column of a block alone: inside a number a column means nothing.
-    support: share of the rows that a line must exceed; the mean of a corner is high by chance.
-    of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
-    paper's kappa of 4.5 none of fewer than 22 lines can open.
-    """
-    m, n = attention.shape[1:]
-    rows, found = torch.arange(m), []
-    for direction in directions:
-        places, means = [], []
-        for block, part in enumerate(attention.split(blocks or [n], 2)):
-            width = part.shape[2]
-            for offset in range(1 - m, width):
-                column, inside = line_columns(direction, offset, rows, width)
-                if inside.sum() > support * m:
-                    places.append((block, offset))
-                    means.append(part[:, rows[inside], column[inside]].mean(1))
-        d = torch.stack(means, 1)  # (H, L)
-        mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        if of_largest:
-            kappa_sigma = kappa * math.sqrt(len(means) - 1) * sigma
-        else:
-            kappa_sigma = kappa * sigma
-        threshold = mu + kappa_sigma + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
-        value, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
-        for h, l in (d > threshold).nonzero().tolist():
-            block, offset = places[l]
-            if direction != 0 or offset == 0 or not blocks:
-                found.append(Line(h, direction, block, offset, float(value[h, l]), float(z[h, l])))
-    return found
-
-def lay_out(lines, H, M, blocks):
-    """Lines continued to M rows and blocks of these widths -> the keys of each row: columns (M, K),
-    values (H, M, K), -inf where a head has no line there. Along (1, 1) this is a relative table of
-    scalars, closed beyond the offsets seen. Source: v2, Eq. 1 (case distinction), App. E.1. The
-    first key is column 0, for rows without any; it is closed unless a line runs there."""
-    rows = torch.arange(M)
-    columns, values = [0 * rows], [torch.full((H, M), -INF)]
-    for place in sorted({(line.direction, line.block, line.offset) for line in lines}):
-        direction, block, offset = place
-        column, inside = line_columns(direction, offset, rows, blocks[block])
-        value = torch.full((H, M), -INF)
-        for line in lines:
-            if (line.direction, line.block, line.offset) == place:
-                value[line.head, inside] = line.value
-        columns.append((sum(blocks[:block]) + column) * inside)
-        values.append(value)
-    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
-    # Where lines cross, two keys of a row are one column, such as 0, 4, 4, with values -inf, -0.1
-    # and 0. A column must count once: its first key gets the greatest value, the others are closed,
-    # here -inf, 0 and -inf.
-    same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
-    values = values[:, :, None].masked_fill(~same, -INF).amax(3)
-    return columns, values.masked_fill(same.tril(-1).any(2), -INF)
-
-def dense_bias(columns, values, N):
-    """Keys of each row, as of `lay_out` -> bias (H, M, N)."""
-    H, M, K = values.shape
-    closed = torch.full((H, M, N), -INF)
-    return closed.scatter_reduce(2, columns.expand(H, M, K), values, "amax")
-
-def fill_empty(bias, rules):
-    """Bias (H, M, N), or values of keys, with a 0 where a row has nothing open: by the paper's
-    rules, which say so of heads, at every key; else at the first, the same at every length."""
-    empty = bias.isneginf().all(2, keepdim=True)
-    if rules == "robust":
-        empty = empty & (torch.arange(bias.shape[2]) == 0)
-    return bias.masked_fill(empty, 0)
-
-def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
-    """Attention (H, m, n) of a model that interpolates -> bias (H, M, N) that continues its lines:
-    d_l - d_max along those open, -inf elsewhere. Source: v1, Sec. 5, step 2; v2, App. D, step 2.
-    It is averaged over examples, not over heads (nn.MultiheadAttention: average_attn_weights).
-
-    For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
-    "robust", or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-attention; `changes` replace
-    single ones of RULES, and `directions`. blocks: [(columns now, then)], by default one of all.
-    mask: `causal_bias(M)` for self-attention. Raises: ValueError.
-    """
-    if attention.dim() != 3 or not attention.isfinite().all():
-        raise ValueError(f"attention is (H, m, n) and finite. Got {attention.shape}.")
-    H, m, n = attention.shape
-    now, then = zip(*(blocks or [(n, N)]))
-    if (sum(now), sum(then)) != (n, N):
-        raise ValueError(f"blocks add up to {n} and {N}. Got {blocks}.")
-    lines = find_lines(attention.cpu(), blocks=blocks and now, **(RULES[rules] | changes))
-    mask = torch.as_tensor(mask).cpu()
-    bias = dense_bias(*lay_out(lines, H, M, then), N) + mask
-    return (fill_empty(bias, rules) + mask).to(attention)
-
-@torch.no_grad()
-def collect_attention(model, source, target, batch=250):
-    """Attention averaged over examples that the model answers correctly: source (B, S), target
-    (B, T + 1) -> self (n_layer, H, T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D.
-    Differs: weights, not scores (authors' code). Raises: RunFailed where no answer is right."""
-    watched, totals, correct = [], [], 0
-
-    def watch(module, inputs, outputs):
-        watched.append(outputs[1].cpu())  # weights (B, H, T, S)
-
-    model.eval()
-    with contextlib.ExitStack() as hooks:
-        for module in model.decoder.modules():
-            if isinstance(module, MultiHeadAttention):
-                hooks.enter_context(module.register_forward_hook(watch))
-        for s, t in zip(source.split(batch), target.split(batch)):
-            watched.clear()
-            right = (model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:].cpu()).all(1)
-            totals.append([weights[right].sum(0) for weights in watched])  # self, cross, self, ...
-            correct += int(right.sum())
-    if not correct:
-        raise RunFailed("the model answers no example correctly; raise --steps")
-    means = [sum(parts) / correct for parts in zip(*totals)]
-    return torch.stack(means[0::2]), torch.stack(means[1::2])
-
-def column_blocks(task, S):
-    """Source columns as blocks -> columns of each. In `$0123|+0748|&` and `$0123|*|7|&` each number
-    takes the marker on its left along, and each further column is a block."""
-    kinds = TASKS[task].operands
-    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")
-    return [(S - rest) // numbers] * numbers + [1] * rest
-
-def calibrate(config, attention, kappa, directions):
-    """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line.
-
-    By the robust rules each layer has its own lines, self-attention (1, 1) alone, cross-attention
-    these directions and a block an operand. By the paper's all directions, one block, the paper's
-    kappas, and the last layer's lines for all layers. Of a fixed width only the rows that training
-    fills count (authors' code: the first 6). Source: v2, App. D, step 2.
-    """
-    rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
-    if config.rules == "paper":
-        layers = layers[-1:]
-    for layer in layers:
-        own, cross = (maps[layer, :, :rows] for maps in attention)  # (H, rows, T), (H, rows, S)
-        for kind, weights in ("self", own[..., :rows]), ("cross", cross):
-            rules = dict(RULES[config.rules])
-            if config.rules == "paper":
-                rules["kappa"] = PAPER_KAPPA[kind]
-            elif kind == "self":
-                rules |= dict(kappa=kappa, directions=(1,))
-            else:
-                blocks = column_blocks(config.task, weights.shape[2])
-                rules |= dict(kappa=kappa, directions=directions, blocks=blocks)
-            for line in find_lines(weights, **rules):
-                found.append(line._replace(layer=layer, attention=kind))
-    return found
-
-def run_keys(config, lines, layer, kind, T, S):
-    """Lines -> OpenKeys of one attention of a run. By the robust rules each row has one."""
-    chosen = [line for line in lines if (line.attention, line.layer) == (kind, layer)]
-    blocks = [S]
-    if config.rules == "robust" and kind == "cross":
-        blocks = column_blocks(config.task, S)
-    columns, values = lay_out(chosen, config.n_head, T, blocks)
-    if kind == "self":
-        values = values.masked_fill(columns > torch.arange(T)[:, None], -INF)
-    if config.rules == "robust":
-        values = fill_empty(values, "robust")
-    return OpenKeys(columns, values)
-
-def calibrated_bias(config, lines):
-    """Lines -> a bias function (v2, Eq. 2); by the robust rules OpenKeys beyond 100 rows."""
-    @functools.lru_cache(maxsize=64)
-    def bias(layer, kind, T, S):
-        if kind == "encoder":
-            return None
-        last = config.n_layer - 1
-        if config.rules == "paper" and layer < last:
-            return bias(last, kind, T, S)  # one matrix for all layers
-        keys = run_keys(config, lines, layer, kind, T, S)
-        if config.rules == "paper":
-            return fill_empty(dense_bias(*keys, S), "paper")
-        if T > 100:
-            return keys
-        return dense_bias(*keys, S)
-    return bias
-
-# -----
-# 6. Proof
-# A calibrated model of one decoder layer, without encoder and positions, can be proved exact at
-# every length, because it can only ever see finitely many things.
-#
-# Row t of its output, which writes digit t of the answer, depends on its *window* alone: the token
-# before it and, for each head, the tokens at its open keys with their bias values, in any order.
-# Lines run beside the rows. So at every width the first rows see what the first rows of a short
-# question see, the last rows what its last rows see, and all rows between see digits alone: those
-# at the places where they look, and a token before them that tells what was carried there. (The
-# last row writes END.)
-# A carry is made by the digits below. It takes all its values where the place below takes every
-# digit (of two numbers: 0 or the highest) and all further places are 0 or all are the highest, as
-# nearer and further carries are alike. So short questions, enumerated, show all windows there are.
-# For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
-# digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
-# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not;
-# fewer where a head cannot tell two digits apart.
-#
-# Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
-# right on each of them, so is row t. Then greedy decoding is right for every question that has
-# its headroom of zeros in front, as all that are asked have. The order of sums differs at other
-# widths: logits of about 10 change by about 1e-5, so the right token must lead by MARGIN, and by a
-# thousandth of the largest logit.
-#
-# That far places matter by what is carried alone is true of these tasks, not of every task that
-# one may write. So random and hard questions must show no window that was not enumerated, and none
-# that needs another token: short ones before a model is retrained, long ones before it is called
-# proved.
-
-MARGIN = 0.5  # logits by which the right token must lead
-TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
-FURTHER = -1  # in place of a digit: as at all further places
-KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
-
-def seen(config, lines, source, target, rows):
-    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> windows (B, R, L) of
-    numbers, equal where a model with these lines cannot tell two rows apart.
-
-    The token before the row, then for each head its open keys in order, each as twice the token
-    plus the bias: biases are differences of attention weights, between -1 and 0."""
-    T, S = target.shape[1] - 1, source.shape[1]
-    parts = [target[:, rows, None].double()]
-    for kind, tokens, N in ("self", target, T), ("cross", source, S):
-        columns, values = run_keys(config, lines, 0, kind, T, N)
-        keys = 2.0 * tokens[:, None, columns[rows]] + values[:, rows].double()  # (B, H, R, K)
-        parts.append(keys.sort(3).values.transpose(1, 2).flatten(2))
-    return torch.cat(parts, 2)
-
-def draw_questions(config, draw_some, length, samples):
-    """Questions by `draw_test` or `draw_hard`, with zeros in front -> source (B, S), target
-    (B, T + 1)."""
-    width = max(config.widths[0], length + TASKS[config.task].headroom)
-    operands = []
-    for kind, digits in zip(TASKS[config.task].operands, draw_some(config.task, length, samples)):
-        operands.append(F.pad(digits, (0, size(kind, width) - digits.shape[1])))
-    return arrange(config.task, operands, config.align)
-
-class Windows:
-    """The windows of runs with these lines, as far as questions were added.
-
-    tokens: window -> the token to write, and a question that shows it. questions: all of these,
-    pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a row
-    and differ there, in words; where there is none the lines decide the answer. why: in words, why
-    these are not all windows."""
-    def __init__(self, config, lines):
-        self.config, self.lines = config, lines
-        self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
-
-    def add(self, source, target, rows):
-        """Keep what rows [R] see of questions -> those that show a window for the first time."""
-        views = seen(self.config, self.lines, source, target, rows)
-        views = torch.cat([views, target[:, 1:][:, rows, None]], 2)  # and what they must write
-        views, which = views.flatten(0, 1).unique(dim=0, return_inverse=True)
-        asked = torch.arange(len(which)) // len(rows)
-        shown = 0 * views[:, 0].long()  # a question for each, the last
-        shown = shown.scatter_reduce(0, which, asked, "amax")
-        new = []
-        for (*window, token), question in zip(views.tolist(), shown.tolist()):
-            text = decode(source[question, 1:-1])
-            if tuple(window) not in self.tokens:
-                self.tokens[tuple(window)] = token, text
-                new.append(question)
-            known, other = self.tokens[tuple(window)]
-            if known != token:
-                self.clash = (f"{other} and {text} look the same to a row that must write "
-                              f"{VOCAB[int(known)]} or {VOCAB[int(token)]}")
-        for start in range(0, len(new), 1000):
-            piece = new[start:start + 1000]
-            self.questions.append((source[piece], target[piece]))
-        return source[new]
-
-    def add_drawn(self, *lengths):
-        """Add random and hard questions of these lengths; say so if one shows a new window."""
-        seed_by_name(self.config.seed, "unseen")
-        for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
-            source, target = draw_questions(self.config, draw_some, length, 200)
-            for question in self.add(source, target, list(range(target.shape[1] - 1))):
-                self.why = f"{decode(question[1:-1])} shows what was not enumerated"
-
-def places_seen(lines):
-    """-> places of digits that a row sees or writes, counted from the one it writes; and whether
-    the answer runs leftward, from the first digit on, as lines along (1, 1) have it."""
-    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
-    before = {True: 1, False: -1}[leftward]  # the place of the token before
-    places = {0, before}
-    for line in lines:
-        if line.attention == "self":
-            places.add(before * (1 - line.offset))  # START is token 0
-        elif leftward and line.direction == 1:
-            places.add(1 - line.offset)
-        elif line.direction == -1:
-            places.add(line.offset)
-    return places, leftward
-
-def digits_to_try(task, places, width, both_sides):
-    """Choices for each digit of the operands with which all windows show of a row that looks at
-    these places: see the head of this section. The first choice is made for all FURTHER places at
-    once. both_sides: what is carried may come from above, too."""
-    spec = TASKS[task]
-    every, extremes = torch.arange(spec.base), torch.tensor([0, spec.base - 1])
-    near = {place - 1 for place in places}
-    if both_sides:
-        near |= {place + 1 for place in places}
-    choices = [extremes]
-    for kind in spec.operands:
-        for place in range(size(kind, width)):
-            if kind == "digit":
-                choices.append(every)
-            elif place >= width - spec.headroom:
-                choices.append(torch.tensor([0]))
-            elif place in places or place in near and spec.operands.count("number") == 1:
-                choices.append(every)
-            elif place in near:
-                choices.append(extremes)
-            else:
-                choices.append(torch.tensor([FURTHER]))
-    return choices
-
-def enumerate_windows(config, lines):
-    """-> Windows, all that runs with these lines can have; ends early where two clash."""
-    spec, narrowest, windows = TASKS[config.task], config.widths[0], Windows(config, lines)
-    places, leftward = places_seen(lines)
-    both_sides = leftward or spec.admit is not as_drawn  # as for a - b: which number is larger?
-    # A row with two places below all that it sees, for carries, and two above, for numbers in
-    # order, before the headroom, is far from both ends; such rows are alike. At the width that has
-    # one all windows show. Narrower ones, from the run's own on, are enumerated themselves.
-    enough = (2 - min(places)) + (max(places) + 2 + spec.headroom)
-    for width in range(narrowest, max(narrowest, enough) + 1):
-        sizes = [size(kind, width) for kind in spec.operands]
-        _, target = draw_questions(config, draw_test, width - spec.headroom, 1)
-        for row in range(target.shape[1] - 1):
-            written = row
-            if leftward:
-                written = width - 1 - row
-            choices = digits_to_try(config.task, {written + place for place in places}, width,
-                                    both_sides)
-            total = math.prod(map(len, choices))
-            if total > TOO_MANY:
-                windows.why = f"{total:,} questions for a row are too many to enumerate"
-                return windows
-            for table in torch.cartesian_prod(*choices).split(2 ** 18):
-                digits = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
-                operands = spec.admit(*digits.split(sizes, 1))
-                windows.add(*arrange(config.task, operands), [row])
-                if windows.clash:
-                    return windows
-    windows.add_drawn(narrowest - spec.headroom)
-    return windows
-
-@torch.no_grad()
-def prove(model, questions):
-    """Questions, pieces of source (B, S), target (B, T + 1) -> by how many logits the right token
-    leads at least over all others, and the source [S] where. Below MARGIN the rest is left out; a
-    lead below a thousandth of the largest logit, or of no number, counts as below."""
-    model.eval()
-    margin, worst = INF, None
-    for source, target in questions:
-        logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
-        lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
-        needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
-        least = (lead - needed).nan_to_num(-INF).amin((1, 2)) + MARGIN  # (B,)
-        if least.min() < margin:
-            margin, worst = least.min().item(), source[least.argmin()]
-        if margin < MARGIN:
-            break
-    return margin, worst
-
-def deciding_lines(config, attention):
-    """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
-    write the same token. Kappa falls, and each opens other lines than those before. Of lines along
-    (1, 0) and (1, -1) first; where none decide, of (1, 0) and (1, 1). If windows cannot be
-    enumerated there is one, whose Windows say why. Raises: RunFailed where no lines decide."""
-    if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
-        kappa = RULES[config.rules]["kappa"]
-        lines = calibrate(config, attention, kappa, DIRECTIONS[0])
-        windows = Windows(config, lines)
-        windows.why = "only one decoder layer by the robust rules, no encoder, sees finitely much"
-        yield kappa, lines, windows
-        return
-    tried, clash, unproved, decided = [], "", None, False
-    for directions in DIRECTIONS:
-        for kappa in KAPPAS:
-            lines = calibrate(config, attention, kappa, directions)
-            opened = {(line.attention, line.head, line.direction, line.block, line.offset)
-                      for line in lines}
-            if opened in tried:
-                continue
-            tried.append(opened)
-            windows = enumerate_windows(config, lines)
-            if windows.clash:
-                clash = clash or windows.clash
-            elif windows.why:
-                unproved = unproved or (kappa, lines, windows)
-                break  # nor can windows of more lines be enumerated, at lower kappas
-            else:
-                decided = True
-                yield kappa, lines, windows
-        if decided:
-            return
-    if not unproved:
-        raise RunFailed(f"no lines decide the answer: {clash}")
-    yield unproved
-
-# -----
-# 7. Training and evaluation
-# A run is a row of named parts: trained weights, averaged attention, tests. Each is kept when
-# done; a run that was stopped goes on with the parts that are not there.
 
 SECONDS = 3  # between reports, and saves, of a training
 
@@ -1211,6 +1244,7 @@ def make_optimizers(model, config):
     """Muon for matrices of layers, Adam at a quarter of its rate for all else; or Adam alone."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
+        # Matrices of encoder.0, decoder.0, ..., without relative tables.
         matrix = weight.dim() == 2 and "coder." in name and not name.endswith("table")
         if matrix and config.optimizer == "muon":
             muon.append(weight)
@@ -1266,9 +1300,10 @@ def train(run, model, name, steps, draw_batch, rate, check=None, done=None):
             curve.append([step, loss.item()])
             if check:
                 curve[-1] += check(model)
-        if last or time.perf_counter() - told > SECONDS:  # here a GPU is waited for
+        if last or time.perf_counter() - told > SECONDS:
+            finite = bool(loss.isfinite())  # a GPU is waited for
             told = time.perf_counter()
-            if not loss.isfinite():
+            if not finite:
                 raise RunFailed(f"the loss is {loss.item()} at step {step} of {name}")
             run.report(f"{name}: step {step:,} of {steps:,}, loss {loss:.4f}, {told - start:.0f} s")
             part = dict(steps=step, seconds=round(told - start, 2), curve=curve,
@@ -1320,9 +1355,8 @@ def test_questions(config, length):
 def ask(model, config, question):
     """A question, such as "123+748" -> the answer, "871". Raises: BadInput outside the task."""
     spec = TASKS[config.task]
-    operands = question.split(spec.sign or None)
-    longest = max([len(text.lstrip("0")) for text in operands], default=0)
-    width = max(config.widths[0], longest + spec.headroom)
+    operands = [text.lstrip("0") or text[:1] for text in question.split(spec.sign or None)]
+    width = max([config.widths[0]] + [len(text) + spec.headroom for text in operands])
     source, target = example(config.task, *operands, width=width, align=config.align)
     text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
     digits, end, _ = text.partition(END)
@@ -1380,7 +1414,7 @@ def learn(run):
         name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)
-    fit(run, model, name, config.steps, config.preset == "fast", falling=0.4)
+    fit(run, model, name, config.steps, short_first=config.preset == "fast", falling=0.4)
     if calibrated:
         # 2. Its attention is averaged over training numbers.
         run.part("attention", average_attention, model)
@@ -1390,28 +1424,31 @@ def learn(run):
     run.part("tests", evaluate, model, config, run.report)
 
 def average_attention(teacher):
-    """Over 1,000 training numbers -> self (n_layer, H, T, T), cross (n_layer, H, T, S)."""
+    """Over 1,000 questions on training numbers, those that it answers correctly -> self (n_layer,
+    H, T, T), cross (n_layer, H, T, S)."""
     config = teacher.config
     seed_by_name(config.seed, "attention")
     batch = training_batch(config, split_numbers(config.seed)[0], 1000)
     return collect_attention(teacher, *batch)
 
 def attempts(config, attention):
-    """Yields (kappa, lines, Windows), and whether to begin anew: see `retrain`."""
+    """Yields (kappa, lines, Windows), and whether a new model is to be made."""
     for found in itertools.islice(deciding_lines(config, attention), 2):
         if config.rules == "robust":
             yield found, False
         yield found, True
 
 def retrain(run, teacher):
-    """Train models with lines of the teacher's attention until one is proved, the part "model" ->
-    {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows" and "margin" where they could
-    be enumerated. At most two sets of lines, twice each.
+    """Train models with lines of the teacher's attention until one is proved; it is the part
+    "model" -> the part "proof": {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows"
+    and "margin" where they could be enumerated.
 
-    The lines are those of the first kappa that decide the answer. Training goes on from the
-    teacher's weights. If that ends without a proof, as it may where a head is set on something
-    else, a new model gets twice the steps, as in the paper; then both are tried with the lines of
-    the next kappa. What cannot be proved is trained once to the end (rules "paper": anew)."""
+        attempt 1  the first lines that decide, from the teacher's weights
+        attempt 2  a new model, twice the steps; the teacher's may be set on something else
+        attempts 3 and 4  the same with the next lines
+
+    The last attempt is kept if none is proved. What cannot be proved is trained once to the end.
+    With rules "paper", as there, all models are new."""
     config = run.config
     for attempt, (found, anew) in enumerate(attempts(config, run.parts["attention"]), 1):
         kappa, lines, windows = found
@@ -1476,7 +1513,7 @@ class PairsOptions(Options):
     steps: int = 10_000  # of training
     lengths: tuple = (5,)  # integers of a sequence, as tested
 
-    # No options:
+    # Not options:
     optimizer = "adam"
     choices = dict(preset=("fast",))
 
@@ -1554,14 +1591,16 @@ class EncoderTask(NamedTuple):
     about: str
     columns: Callable  # as those of Task
     sign: str
-    second_digits: int = 0  # of the second operand, at most; 0: as many as the first has
     carries: bool = True  # else an answer is as long as the longer operand
+    is_product: bool = False  # an answer has up to twice the digits, else up to one more
+    second_digits: int = 0  # of the second operand, at most; 0: as many as the first has
 
 ENCODER_TASKS = {  # at width 3
     # 12@+39@ -> $51@@, modulo 100 $51
     "addition": EncoderTask("a + b", operator.add, "+"),
     # 12@*9@@ -> $108@@@, modulo 100 $08
-    "multiplication": EncoderTask("a * b, b of few digits", product, "*", second_digits=3),
+    "multiplication": EncoderTask("a * b, b of few digits", product, "*", is_product=True,
+                                  second_digits=3),
     # 15@+27@ -> $32@
     "elementwise-addition": EncoderTask("a + b, carries dropped", lambda a, b: (a + b) % 10, "+",
                                         carries=False),
@@ -1595,7 +1634,7 @@ class EncoderOptions(Options):
     finetune: int = 0  # long ones to train on afterwards
     retrain_steps: int = 1000  # of fine-tuning
 
-    # No options:
+    # Not options:
     n_layer, align = 0, False  # there is no decoder
     decay = 0.01
     choices = Options.choices | dict(size=SIZES, optimizer=("muon", "adam"), method=(
@@ -1639,8 +1678,11 @@ def remainder(a, modulus):
 def arrange_encoder(task, a, b, modulus=0):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n), the answer behind a START
     that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less)."""
-    spec = ENCODER_TASKS[task]
-    room = {operator.add: 1, product: a.shape[1]}.get(spec.columns, 0)  # an answer's more digits
+    spec, room = ENCODER_TASKS[task], 1
+    if spec.is_product:
+        room = a.shape[1]
+    if not spec.carries:
+        room = 0
     answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
     length = n_digits(answer)
     if not spec.carries:

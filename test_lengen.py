@@ -576,7 +576,7 @@ def draw_lines(lines, H, M, blocks):
         for i, j in itertools.product(range(M), range(blocks[line.block])):
             if ON_LINE[line.direction](i, j, blocks[line.block]) == line.offset:
                 place = line.head, i, start[line.block] + j
-                bias[place] = max(bias[place], line.value)
+                bias[place] = max(bias[place], line.bias)
     return bias
 
 def dense(keys, N):
