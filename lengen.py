@@ -94,19 +94,19 @@ def product(a, b):
     return columns
 
 def as_drawn(*operands):
-    """Where all operands have an answer."""
+    """Every question has an answer."""
     return operands
 
 class Task(NamedTuple):
     """A task of encoder-decoders is one entry of TASKS, and its sign is a symbol of VOCAB. Draws,
     tests, the proof and --ask are made from these fields."""
     about: str
-    columns: Callable  # operands (B, W) -> column sums (B, W); `carry` makes them the answer
+    columns: Callable  # operands -> column sums of the answer (B, W), of which `carry` makes digits
     operands: tuple = ("number",)  # "number", of W digits, and after these "digit", of one
     sign: str = ""  # stands before each further operand
     base: int = 10
     width: int = 7  # digits of training numbers and their answers, at least
-    headroom: int = 1  # zeros in front of longer numbers, where answers may be longer
+    headroom: int = 1  # zeros added in front of a number so that the answer fits
     admit: Callable = as_drawn  # operands drawn -> operands that have an answer
     last_alone: bool = False  # the answer shown by --ask is the digit written last
     steps: int = 600  # of the first training
@@ -399,9 +399,7 @@ def sinusoids(config, side, T):
 def cyclic_sinusoids(config, side, T):
     """Position index modulo 3. Source: v2, App. C.4. Differs: sources count from their end."""
     index = torch.arange(T)
-    if side == "source":
-        index = index.flip(0)
-    return sinusoidal(index % 3, config.d_model)
+    return sinusoidal((index.flip(0) if side == "source" else index) % 3, config.d_model)
 
 class LearnedPositions(nn.Embedding):
     """A learned vector for each of 4,096 positions."""
@@ -466,9 +464,8 @@ class Layer(nn.Module):
             return MultiHeadAttention(C, config.n_head, method.relative, config.clip,
                                       method.rotate, config.dropout)
 
-        self.self_attention, self.cross_attention = attention(), None
-        if cross:
-            self.cross_attention = attention()
+        self.self_attention = attention()
+        self.cross_attention = attention() if cross else None
         self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
                                           nn.Dropout(config.dropout), nn.Linear(4 * C, C))
         self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
@@ -509,9 +506,7 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
         self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
-        self.norm = nn.Identity()
-        if config.preset == "fast":
-            self.norm = nn.LayerNorm(C)
+        self.norm = nn.LayerNorm(C) if config.preset == "fast" else nn.Identity()
         self.head = nn.Linear(C, len(VOCAB))
 
     def embed(self, tokens, side):
@@ -581,6 +576,8 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
+# kappa is counted in standard deviations, or of_largest: in the largest z that a line can have.
+# support is a share of the rows.
 RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
          "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
 PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
@@ -624,9 +621,7 @@ def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blo
                     means.append(part[:, rows[inside], column[inside]].mean(1))
         d = torch.stack(means, 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        unit = sigma
-        if of_largest:
-            unit = math.sqrt(len(means) - 1) * sigma
+        unit = sigma * math.sqrt(len(means) - 1) if of_largest else sigma
         threshold = mu + kappa * unit + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
         bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
         for h, l in (d > threshold).nonzero().tolist():
@@ -651,15 +646,16 @@ def lay_out(lines, H, M, blocks):
         value = torch.full((H, M), -INF)
         for line in same_place[direction, block, offset]:
             value[line.head, inside] = line.bias
-        columns.append((sum(blocks[:block]) + column) * inside)
+        column = (sum(blocks[:block]) + column) * inside
+        # Merge keys of one column, where lines cross: the earlier one keeps the greater value, the
+        # new one is closed.
+        for k in range(len(columns)):
+            same = column == columns[k]
+            values[k] = torch.where(same, torch.maximum(values[k], value), values[k])
+            value = value.masked_fill(same, -INF)
+        columns.append(column)
         values.append(value)
-    columns, values = torch.stack(columns, 1), torch.stack(values, 2)  # (M, K), (H, M, K)
-    # A column must count once in a row. But where lines cross, two keys are one column, such as 0,
-    # 4, 4, with values -inf, -0.1 and 0. So the first key of a column gets the greatest of its
-    # values, and the others are closed: -inf, 0 and -inf.
-    same = columns[:, :, None] == columns[:, None, :]  # (M, K, K)
-    values = values[:, :, None].masked_fill(~same, -INF).amax(3)
-    return columns, values.masked_fill(same.tril(-1).any(2), -INF)
+    return torch.stack(columns, 1), torch.stack(values, 2)
 
 def dense_bias(columns, values, N):
     """Keys of each row, as of `lay_out` -> bias (H, M, N)."""
@@ -735,10 +731,11 @@ def column_blocks(task, S):
 def calibrate(config, attention, kappa, directions):
     """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line.
 
-    By the robust rules each layer has its own lines, self-attention (1, 1) alone, cross-attention
-    these directions and a block an operand. By the paper's all directions, one block, the paper's
-    kappas in place of this one, and the last layer's lines for all layers. Of a fixed width only
-    the rows that training fills count (authors' code: the first 6). Source: v2, App. D, step 2.
+    robust: each layer has lines of its own; self-attention along (1, 1), cross-attention along
+    `directions` and in a block for each operand; above `kappa`.
+    paper: the last layer's lines are those of all layers; all directions, no blocks; above
+    PAPER_KAPPA. Source: v2, App. D, step 2.
+    Of a fixed width only the rows that training fills count (authors' code: the first 6).
     """
     rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
     if config.rules == "paper":
@@ -796,14 +793,18 @@ def calibrated_bias(config, lines):
 #
 # Row t of its output, which writes digit t of the answer, depends on its *window* alone: the token
 # before it and, for each head, the tokens at its open keys with their biases, in whatever order.
-# Lines run beside the rows. So at every width the first rows see what the first rows of a short
-# question see, the last rows what its last rows see, and all rows between see digits alone: those
-# at the places where they look, and a token before them that tells what was carried there. (The
-# last row writes END.)
-# Of the digits further below a row sees the carry alone. Every carry comes about already where the
-# place just below takes every digit (of two numbers: 0 or the highest), and all places below that
-# are 0 throughout, so that nothing is carried to it, or the highest throughout, so that as much is
-# carried to it as can be, from any distance. So short questions, enumerated, show all windows.
+# A diagonal or anti-diagonal shows row t the digits at place t + a constant, a vertical shows every
+# row the same marker or single digit. So at every width the first rows see what the first rows of a
+# short question see, the last rows what its last rows see, and all rows between are alike: they see
+# digits at the places where they look, and a token before them that tells what was carried there.
+# (The last row writes END.)
+#
+# Of all other digits a row gets to know the carry from below alone. Every carry comes about if
+#   places that are seen take every digit,
+#   the next place below takes every digit, too, but of two numbers only 0 and the highest,
+#   all further places are 0 throughout or the highest throughout: nothing is carried from them, or
+#   as much as can be, from whatever distance.
+# So short questions, enumerated, show all windows.
 # For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
 # digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
 # questions show 20,000 windows: four digits, and a token before that has a carry in it or has not;
@@ -896,16 +897,15 @@ def places_seen(lines):
     """-> places of digits that a row sees or writes, counted from the one it writes; and whether
     the answer runs leftward, from the first digit on, as lines along (1, 1) have it.
 
-    For example the anti-diagonal with offset 0 shows the place that is written, with offset -1 the
-    one below it; the diagonal 0 of self-attention shows the token before the row."""
+    The anti-diagonal with offset o shows place t + o to row t, which writes place t. The diagonal
+    with offset o shows column t + o of `$` and W digits, place W - t - o, to row t, which writes
+    place W - 1 - t; in self-attention it shows the token that row t + o - 1 has written."""
     leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
-    before = -1  # the place of the token before
-    if leftward:
-        before = 1
+    before = 1 if leftward else -1  # the place of the token before
     places = {0, before}
     for line in lines:
         if line.attention == "self":
-            places.add(before * (1 - line.offset))  # START is token 0
+            places.add(before * (1 - line.offset))
         elif line.direction == 1:
             places.add(1 - line.offset)
         elif line.direction == -1:
@@ -920,9 +920,7 @@ def digits_to_try(task, places, width, both_sides):
     near = {place - 1 for place in places}
     if both_sides:
         near |= {place + 1 for place in places}
-    near_choice = extremes
-    if spec.operands.count("number") == 1:
-        near_choice = every
+    near_choice = every if spec.operands.count("number") == 1 else extremes
     choices = []
     for kind in spec.operands:
         for place in range(size(kind, width)):
@@ -953,9 +951,7 @@ def enumerate_windows(config, lines):
         zeros = torch.zeros(1, sum(sizes), dtype=torch.int64)
         _, target = arrange(config.task, zeros.split(sizes, 1))
         for row in range(target.shape[1] - 1):
-            written = row
-            if leftward:
-                written = width - 1 - row
+            written = width - 1 - row if leftward else row
             looked_at = {written + place for place in places}
             choices = digits_to_try(config.task, looked_at, width, both_sides)
             further = torch.tensor([0, spec.base - 1])  # for all FURTHER places at once
@@ -996,10 +992,10 @@ def deciding_lines(config, attention):
     """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
     write the same token. Raises: RunFailed where no lines decide.
 
-    Kappa falls; the lines of each have one of three fates. Two windows clash: to the next kappa.
-    They decide: they are yielded. They have too many windows, or others than were enumerated: these
-    lines are yielded at the end, unproved, if none decide. Lines along (1, 0) and (1, -1) come
-    first, and if some of them decide, those along (1, 0) and (1, 1) are left out."""
+    Kappa falls. If two windows clash, the next kappa is tried; if the lines decide, they are
+    yielded. If windows are too many, or others are seen than were enumerated, the next directions
+    are tried, and if nothing decides these lines are yielded last, unproved. Lines along (1, 0) and
+    (1, -1) come first; if some of them decide, those along (1, 0) and (1, 1) are left out."""
     if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
         kappa = RULES[config.rules]["kappa"]
         lines = calibrate(config, attention, kappa, DIRECTIONS[0])
@@ -1074,9 +1070,7 @@ class Options:
             if values and value not in values:
                 raise BadInput(f"{flag(field.name)}: {value!r} is none of {', '.join(values)}")
             if field.type in (int, float, tuple):
-                least, most = int(field.default != 0), 10 ** 9
-                if field.type is float:
-                    least, most = 0, 1
+                least, most = (0, 1) if field.type is float else (int(field.default != 0), 10 ** 9)
                 for number in torch.tensor(value, dtype=torch.float64).flatten().tolist():
                     if not least <= number <= most:
                         raise BadInput(f"{flag(field.name)}: {value} is out of its limits")
@@ -1087,9 +1081,7 @@ class Options:
 
     def check_heads(self):
         """Heads, or their channel pairs, must part the width."""
-        parts = self.n_head
-        if METHODS[self.method].rotate:
-            parts = 2 * parts  # RoPE rotates pairs
+        parts = 2 * self.n_head if METHODS[self.method].rotate else self.n_head  # RoPE: pairs
         if self.d_model % parts:
             raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 
@@ -1102,8 +1094,7 @@ def Config(task="successor", model="", preset="fast", **given):
     if model not in models:
         raise BadInput(f"--model: {task} is learned by {', '.join(models)}")
     kind = SYSTEMS[model].options
-    if preset == "paper":
-        given = kind.paper | given
+    given = (kind.paper if preset == "paper" else {}) | given
     for name in given:
         if name not in kind.__dataclass_fields__:
             raise BadInput(f"{flag(name)}: not an option of {task}, {model}")
@@ -1344,9 +1335,7 @@ def evaluate(model, config, report=silent):
 
 def test_questions(config, length):
     """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
-    samples = config.samples
-    if length > 100:
-        samples = min(samples, 200)  # they take long
+    samples = min(config.samples, 200) if length > 100 else config.samples  # they take long
     sets = {"random": draw_questions(config, draw_test, length, samples)}
     if length == max([n for n in config.lengths if n <= 60], default=0):
         sets["hard"] = draw_questions(config, draw_hard, length, samples)
@@ -1362,9 +1351,7 @@ def ask(model, config, question):
     digits, end, _ = text.partition(END)
     if not end or not digits or set(digits) - set(VOCAB[:spec.base]):
         return f"no number; the model wrote {text!r}"
-    if spec.last_alone:
-        return digits[-1]
-    return digits[::-1].lstrip("0") or "0"
+    return digits[-1] if spec.last_alone else digits[::-1].lstrip("0") or "0"
 
 def training_batch(config, numbers, B, power=1.0):
     """B questions on some of these numbers, at one of the run's widths -> source, target. power:
@@ -1386,9 +1373,7 @@ def fit(run, model, name, steps, short_first=False, falling=1.0, done=None):
     numbers, held_out = split_numbers(config.seed)
 
     def draw_batch(step):
-        power = 1.0
-        if short_first:
-            power = 6 - 5 * step / steps
+        power = 6 - 5 * step / steps if short_first else 1.0
         return training_batch(config, numbers, config.batch, power)
 
     def rate(step):
@@ -1432,7 +1417,7 @@ def average_attention(teacher):
     return collect_attention(teacher, *batch)
 
 def attempts(config, attention):
-    """Yields (kappa, lines, Windows), and whether a new model is to be made."""
+    """Yields ((kappa, lines, Windows), whether to make a new model)."""
     for found in itertools.islice(deciding_lines(config, attention), 2):
         if config.rules == "robust":
             yield found, False
@@ -1678,15 +1663,10 @@ def remainder(a, modulus):
 def arrange_encoder(task, a, b, modulus=0):
     """Operands a, b (B, W) -> question (B, 2W + 1), target (B, 1 + n), the answer behind a START
     that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less)."""
-    spec, room = ENCODER_TASKS[task], 1
-    if spec.is_product:
-        room = a.shape[1]
-    if not spec.carries:
-        room = 0
+    spec = ENCODER_TASKS[task]
+    room = a.shape[1] if spec.is_product else int(spec.carries)
     answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
-    length = n_digits(answer)
-    if not spec.carries:
-        length = torch.maximum(n_digits(a), n_digits(b))
+    length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
     if modulus:
         answer = remainder(answer, modulus)
         length = torch.full_like(length, answer.shape[1])
@@ -1765,9 +1745,8 @@ def learn_encoder(run):
     Secs. 2.2 and 5. Differs: 100 steps of warm-up; draws with replacement."""
     config = run.config
     seed_by_name(config.seed, "model")
-    model, first = Encoder(config).to(run.device), "model"
-    if config.finetune:
-        first = "short numbers"
+    model = Encoder(config).to(run.device)
+    first = "short numbers" if config.finetune else "model"
     fit_encoder(run, model, first, config.n_train, config.prime, config.steps)
     if config.finetune:
         run.part("before", evaluate, model, config, run.report)
@@ -1899,9 +1878,7 @@ def pick_device(config, name=None):
         raise BadInput("--device: cuda is not there")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
-    if not name and torch.cuda.is_available():
-        name = "cuda"
-    return torch.device(name or "cpu")
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 def new_folder(config, options):
     """New, so that no two runs share one. Raises: BadInput."""
@@ -1919,9 +1896,7 @@ def new_folder(config, options):
 
 def execute(config, folder, parts, options):
     """Make the parts of a run that are not there; print and keep what it came to."""
-    report = say
-    if "quiet" in options:
-        report = silent
+    report = silent if "quiet" in options else say
     run = Run(config, folder, parts, pick_device(config, options.get("device")), report)
     report(f"{config.task}, seed {config.seed}, {run.device}, {folder or ''}")
     run.save()
