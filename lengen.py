@@ -355,34 +355,42 @@ class MultiHeadAttention(nn.Module):
         """(B, T, H * D) -> (B, H, T, D)"""
         return y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2)
 
+    def project(self, x, memory):
+        """-> q (B, H, T, D), k and v (B, H, S, D)."""
+        return self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
+
+    def merge(self, y):
+        """Outputs of heads (B, H, T, D) -> (B, T, C)."""
+        return self.out(y.transpose(1, 2).flatten(2))
+
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or OpenKeys -> output
         (B, T, C), weights (B, H, T, S), with OpenKeys (B, H, T, K)."""
-        q, k, v = self.heads(self.q(x)), self.heads(self.k(memory)), self.heads(self.v(memory))
         if isinstance(bias, OpenKeys):
-            y, weights = self.attend_to_open_keys(q, k, v, bias)
-        else:
-            if self.rotate:
-                q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
-            scores = q @ k.transpose(2, 3)  # (B, H, T, S)
-            if self.relative:
-                keys = k if self.relative == "kq" else None
-                scores = scores + relative_scores(q, self.table, keys, k.shape[2])
-            weights = masked_softmax(scores / math.sqrt(self.d_head), bias)
-            y = self.dropout(weights) @ v  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).flatten(2)), weights
+            return self.attend_to_open_keys(x, memory, bias)
+        q, k, v = self.project(x, memory)
+        if self.rotate:
+            q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
+        scores = q @ k.transpose(2, 3)  # (B, H, T, S)
+        if self.relative:
+            keys = k if self.relative == "kq" else None
+            scores = scores + relative_scores(q, self.table, keys, k.shape[2])
+        weights = masked_softmax(scores / math.sqrt(self.d_head), bias)
+        return self.merge(self.dropout(weights) @ v), weights
 
-    def attend_to_open_keys(self, q, k, v, bias):
-        """The same where each row gathers its own keys, but for dropout; rows in pieces, which
-        bounds the memory."""
+    def attend_to_open_keys(self, x, memory, bias):
+        """The same where each row gathers its own keys, without dropout. Rows come in pieces and
+        use few columns of the memory, so that a million rows fit."""
         assert not self.rotate and not self.relative, "OpenKeys have no rotation, no table"
         outputs, weights = [], []
-        for rows in torch.arange(q.shape[2]).split(2 ** 14):
-            columns = bias.columns[rows].to(q.device)  # (R, K)
-            scores = (q[:, :, rows, None] * k[:, :, columns]).sum(4)  # (B, H, R, K)
+        for rows in torch.arange(x.shape[1]).split(2 ** 12):
+            used, keys = bias.columns[rows].unique(return_inverse=True)  # keys (R, K) among used
+            q, k, v = self.project(x[:, rows], memory[:, used])
+            scores = (q[:, :, :, None] * k[:, :, keys]).sum(4)  # (B, H, R, K)
             weights.append(masked_softmax(scores / math.sqrt(self.d_head), bias.values[:, rows]))
-            outputs.append((weights[-1][..., None] * v[:, :, columns]).sum(3))  # (B, H, R, D)
-        return torch.cat(outputs, 2), torch.cat(weights, 2)
+            y = (weights[-1][..., None] * v[:, :, keys]).sum(3)  # (B, H, R, D)
+            outputs.append(self.merge(y))
+        return torch.cat(outputs, 1), torch.cat(weights, 2)
 
 # -----
 # 4. Transformer
@@ -483,7 +491,11 @@ class Layer(nn.Module):
         x = self.residual(self.norms[0], x, lambda y: own(y, y, self_bias)[0])
         if cross:
             x = self.residual(self.norms[1], x, lambda y: cross(y, memory, cross_bias)[0])
-        return self.residual(self.norms[-1], x, self.feed_forward)
+        return self.residual(self.norms[-1], x, self.feed)
+
+    def feed(self, x):
+        """Feed-forward, a million rows in pieces, too."""
+        return torch.cat([self.feed_forward(rows) for rows in x.split(2 ** 12, 1)], 1)
 
 def bind(entry, config):
     """A function of a method with its config in place, or a module made from it; or None."""
@@ -546,17 +558,22 @@ class Transformer(nn.Module):
         return self.head(self.norm(x))
 
 @torch.no_grad()
-def generate(model, source, limit):
+def generate(model, source, limit, report=None):
     """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. All tokens are made at
     once from those before them, until none changes; after k passes the first k are those of
-    decoding step by step."""
+    decoding step by step. report: told every two seconds how many tokens are made; a carry that
+    runs far takes a pass a digit."""
     model.eval()
     target = torch.full((len(source), limit + 1), VOCAB.index(START))
-    for _ in range(limit):
+    told = time.perf_counter()
+    for made in range(limit):
         tokens = model(source, target[:, :-1]).argmax(-1).cpu()
         if torch.equal(tokens, target[:, 1:]):
             break
         target[:, 1:] = tokens
+        if report and time.perf_counter() - told > 2:
+            told = time.perf_counter()
+            report(f"{made + 1:,} tokens of {limit:,}")
     return target
 
 # -----
@@ -1145,6 +1162,8 @@ class Seq2SeqOptions(Options):
 
     def settle(self):
         spec = TASKS[self.task]
+        if spec.sign not in VOCAB or not {"number", "digit"} >= set(spec.operands):
+            raise BadInput(f"--task: {self.task} has a sign or operand that is not known")
         for name in "lr", "batch", "steps", "retrain_steps":
             setattr(self, name, getattr(self, name) or getattr(spec, name))
         if not spec.width <= max(self.widths) <= 2000:
@@ -1341,13 +1360,13 @@ def test_questions(config, length):
         sets["hard"] = draw_questions(config, draw_hard, length, samples)
     return sets
 
-def ask(model, config, question):
+def ask(model, config, question, report=None):
     """A question, such as "123+748" -> the answer, "871". Raises: BadInput outside the task."""
     spec = TASKS[config.task]
     operands = [text.lstrip("0") or text[:1] for text in question.split(spec.sign or None)]
     width = max([config.widths[0]] + [len(text) + spec.headroom for text in operands])
     source, target = example(config.task, *operands, width=width, align=config.align)
-    text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
+    text = decode(generate(model, encode(source)[None], len(target) - 1, report)[0])[1:]
     digits, end, _ = text.partition(END)
     if not end or not digits or set(digits) - set(VOCAB[:spec.base]):
         return f"no number; the model wrote {text!r}"
@@ -1936,9 +1955,9 @@ def ask_all(options):
     model, config, _ = load(folder)
     if config.model != "seq2seq":
         raise BadInput(f"--ask: {config.model} models answer nothing")
-    say(f"asking {folder}")
+    say(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}")
     for question in options["ask"]:
-        print(ask(model, config, question.replace(" ", "")), flush=True)
+        print(ask(model, config, question.replace(" ", ""), say), flush=True)
 
 def print_lists(options):
     """--list"""

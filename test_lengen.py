@@ -479,6 +479,21 @@ def test_biases_that_do_not_fit_are_named(kind, shape, said):
     with pytest.raises(ValueError, match=said):
         L.Transformer(small(), bias)(torch.ones(2, 7).long(), torch.ones(2, 5).long())
 
+@pytest.mark.parametrize("T", [9, 103])
+@pytest.mark.parametrize("model, method", [("head", None), *itertools.product(
+    ["encoder", "universal"], L.SYSTEMS["encoder"].options.choices["method"]),
+    *(("seq2seq", method) for method in L.METHODS)])
+def test_every_model_runs_on_another_device(model, method, T):
+    """torch's meta device, which refuses most operations with tensors of the CPU."""
+    config = small(model, **(dict(method=method) if method else {}))
+    made = build(config) if model == "seq2seq" else L.SYSTEMS[model].model(config)
+    made = made.to("meta")
+    source, target = torch.zeros(2, 110).long(), torch.zeros(2, T + 1).long()
+    logits = made(source, target[:, :-1])
+    assert logits.device.type == "meta" and logits.shape[:2] == (2, T)
+    F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten().to("meta")).backward()
+    assert all(x.grad is not None for name, x in made.named_parameters() if "out" in name)
+
 def greedy(model, source, limit):  # as everybody writes it: one token after the other
     target = torch.full((len(source), 1), L.VOCAB.index("$"))
     for _ in range(limit):
@@ -872,6 +887,13 @@ def test_training_is_torchs_own(double, monkeypatch, model, optimizer):
             torchs.step(), torchs.zero_grad()
     for name, x in weights.items():
         torch.testing.assert_close(x, theirs.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+def test_a_compiled_model_has_the_same_optimizers():
+    config = small(optimizer="muon")
+    model = L.Transformer(config)
+    sizes = [[[len(group["params"]) for group in optimizer.param_groups]
+              for optimizer in L.make_optimizers(x, config)] for x in (model, nn.ModuleDict({"_orig_mod": model}))]
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 2
 
 def test_what_is_drawn_depends_on_names_alone(monkeypatch):
     draws, batches = [], []
@@ -1299,6 +1321,7 @@ def test_questions_are_answered_line_by_line(finished, command):
     shutil.copytree(finished[0], "runs/newest")
     code, out, err = command("--ask", "41", " 1 2 ", "99")
     assert code == 0 and out.split() == ["42", "13", "100"] and "newest" in err[0]
+    assert "successor by abc" in err[0]
     code, out, err = command("--ask", "1.5")
     assert code == 2 and out == "" and "1.5" in err[1]
 
@@ -1447,6 +1470,22 @@ def test_25_kills_and_the_same_weights(tmp_path):
             assert all(torch.equal(x, found[key]) for key, x in weights("whole").items())
             shutil.rmtree(tmp_path / "killed")
     assert run.returncode == 0
+
+@pytest.mark.check
+def test_a_left_aligned_task_is_proved(monkeypatch):
+    """The number itself, written from its first digit on."""
+    task = L.Task("n, first digit first", lambda a: a.flip(1), headroom=0, steps=400)
+    monkeypatch.setitem(L.TASKS, "reverse", task)
+    parts = learned(L.Config("reverse", samples=200)).parts
+    assert parts["proof"]["proved"] and "cross" in str(parts["proof"]["lines"])
+    assert all(row["correct"] == row["n"] for row in parts["tests"]["rows"])
+
+@pytest.mark.check
+def test_a_million_digits_in_little_memory(finished):
+    run = process("--from", finished[0], "--lengths=1000000", "--samples=1", "--json", "--quiet")
+    [row] = json.loads(run.communicate()[0])["tests"]["rows"]
+    assert row["correct"] == row["n"] == 1
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 3e6                   # kB
 
 @pytest.mark.check
 def test_ten_thousand_digits_in_little_memory(finished):
