@@ -1484,16 +1484,11 @@ def test_a_left_aligned_task_is_proved(monkeypatch):
     assert all(row["correct"] == row["n"] for row in parts["tests"]["rows"])
 
 @pytest.mark.check
-def test_a_million_digits_in_little_memory(finished):
-    run = process("--from", finished[0], "--lengths=1000000", "--samples=1", "--json", "--quiet")
-    [row] = json.loads(run.communicate()[0])["tests"]["rows"]
-    assert row["correct"] == row["n"] == 1
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 3e6                   # kB
-
-@pytest.mark.check
-def test_ten_thousand_digits_in_little_memory(finished):
+@pytest.mark.parametrize("digits, samples, most", [(10_000, 5, 1.5e6), (1_000_000, 1, 3e6)])  # kB
+def test_long_numbers_in_little_memory(finished, digits, samples, most):
     """A dense bias of 10,000 digits has 4 * 10^8 entries, 1.6 GB, for each attention."""
-    run = process("--from", finished[0], "--lengths=10000", "--samples=5", "--json", "--quiet")
-    rows = json.loads(run.communicate()[0])["tests"]["rows"]
-    assert rows[0]["correct"] == rows[0]["n"] == 1
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.5e6                 # kB
+    run = process("--from", finished[0], f"--lengths={digits}", f"--samples={samples}", "--json",
+                  "--quiet")
+    [row] = json.loads(run.communicate()[0])["tests"]["rows"]
+    assert row["correct"] == row["n"] == samples
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < most  # of the largest so far
