@@ -758,8 +758,8 @@ def calibrate(config, attention, kappa, directions):
     if config.rules == "paper":
         layers = layers[-1:]
     for layer in layers:
-        own, cross = (maps[layer, :, :rows] for maps in attention)  # (H, rows, T), (H, rows, S)
-        for kind, weights in ("self", own[..., :rows]), ("cross", cross):
+        for kind, maps in zip(("self", "cross"), attention):
+            weights = maps[layer, :, :rows]  # (H, rows, T) or (H, rows, S)
             rule = dict(RULES[config.rules])
             if config.rules == "paper":
                 rule["kappa"] = PAPER_KAPPA[kind]
