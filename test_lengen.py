@@ -1362,8 +1362,8 @@ def test_failures_and_interruptions(command, monkeypatch):
     (0, 100, 0, .036993, "0.0%"), (50, 100, .403832, .596168, "50.0%"),
     (100, 100, .963007, 1, "100.0%"), (9999, 10000, .999434, .999982, "99.9%")])
 def test_shares_and_their_intervals(correct, n, low, high, shown):
-    from results import tables
-    assert tables.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
+    from results import records
+    assert records.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
     assert L.percent(correct / n) == shown
 
 # ---- README and companions: scripts run as printed, records and pictures made by hand
@@ -1383,7 +1383,7 @@ def written_record(seed, correct, places=(1.0,), n=1000, **options):
     return dict(config=config, device="hand", tests=dict(rows=rows), seconds=10.0 * seed)
 
 def test_tables(tmp_path, capsys):
-    from results import tables
+    from results import records as reading, tables
     counts = {1: 1000, 2: 707, 3: 999, 4: 333}
     records = [written_record(1, 5), *(written_record(*item) for item in counts.items()),
                written_record(1, 777, method="vanilla", d_model=32)]
@@ -1405,12 +1405,15 @@ def test_tables(tmp_path, capsys):
     assert "| 1 | 2.0 | 5.0 | 1.5 | 8.5 | 2 + 2 | 2.50 | hand |" in out
     for bad in ("missing", "."):
         assert tables.main([str(tmp_path / bad)]) == 2
-        assert re.fullmatch("tables: .*\n", capsys.readouterr().err)
+        assert re.fullmatch(".*(missing|no finished run).*\n", capsys.readouterr().err)
+    (tmp_path / "failed").mkdir()                            # one of several is left out
+    assert tables.main([str(tmp_path / "failed"), str(tmp_path / "runs.jsonl")]) == 0
+    assert "no finished run" in capsys.readouterr().err
     index = torch.arange(8)
     near = ((index[:, None] - index).abs() == 1).float()
-    assert tables.score_patterns(near) == dict(neighbour_gap=1.0, checkerboard=0.0)
+    assert reading.score_patterns(near) == dict(neighbour_gap=1.0, checkerboard=0.0)
     angle = torch.arange(16) // 2 * 0.7
-    assert tables.circle_order(torch.stack([angle.cos(), angle.sin()], 1)) == pytest.approx([1, 1])
+    assert reading.circle_order(torch.stack([angle.cos(), angle.sin()], 1)) == pytest.approx([1, 1])
 
 def test_pictures(finished, tmp_path, capsys):
     pytest.importorskip("matplotlib")

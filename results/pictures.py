@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import lengen as L
-from results import tables
+from results import records
 
 title = lambda config: f"{config.task}, {config.model}, seed {config.seed}"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -166,7 +166,7 @@ def places(plt, config, model, parts, record, question):
 
 def pairs(plt, config, model, parts, record, question):
     """The scores of all integers, and their vectors where they have two dimensions."""
-    vectors, flat = tables.query_key(model), config.d_head == 2
+    vectors, flat = records.query_key(model), config.d_head == 2
     figure, [panels] = plt.subplots(1, 1 + flat, figsize=(5 + 4.5 * flat, 4.2), squeeze=False)
     heat_maps(panels[:1], [title(config)], [vectors[0] @ vectors[1].T], "key", "query", "score")
     for name, points in zip(("query", "key"), vectors if flat else ()):
@@ -185,13 +185,13 @@ def main(argv=None):
     try:
         options = parser.parse_args(argv)
         plt, paths = pyplot(), list(map(Path, options.paths))
-        groups = {key: x for key, x in tables.read(paths).items() if key[0] != "consecutive"}
+        groups = {key: x for key, x in records.read(paths).items() if key[0] != "consecutive"}
         folders = [path for path in paths if (path / "checkpoint.pt").exists()]
         out = Path(options.out or (paths[0] if paths[0].is_dir() else paths[0].parent))
         out.mkdir(parents=True, exist_ok=True)
         figures = {"accuracy": accuracy(plt, groups)} if groups else {}
         for folder in folders:
-            record = tables.read_record((folder / "result.json").read_text(), None)[-1]
+            record = records.read_record((folder / "result.json").read_text(), None)[-1]
             model, config, parts = L.load(folder)
             own = {"seq2seq": attention, "head": pairs}.get(config.model, places)
             for draw in (training, own, bias) if "teacher" in parts else (training, own):

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""Records of finished runs: read, grouped by task, method and changed options, older ones, too."""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+import lengen as L
+
+# Defaults of options that older records have.
+FORMER = dict(base=10, precision="float32", kappa_cross=0.3, kappa_self=0.5, method="nope")
+
+def query_key(model):
+    """Pairs: query and key of every integer, (V, D) each; scores = queries @ keys.T."""
+    attention = model.attention
+    x = model.embedding.weight[:model.config.d_vocab]
+    return attention.q(x).detach(), attention.k(x).detach() / attention.d_head ** 0.5
+
+def score_patterns(scores):
+    """Scores (V, V) -> mean of neighbours less all others; of other odd distances less even."""
+    integers = torch.arange(len(scores))
+    distance = (integers[:, None] - integers).abs()
+    near, odd = distance == 1, distance % 2 == 1
+
+    def contrast(high, low):
+        return float(scores[high].mean() - scores[low].mean())
+
+    return dict(neighbour_gap=contrast(near, ~near), checkerboard=contrast(odd & ~near, ~odd))
+
+def circle_order(vectors):
+    """Vectors (V, 2), V >= 6 -> of even and odd integers the rank correlation of angle and value,
+    without its sign; the circle is cut at its widest gap."""
+    found = []
+    for points in vectors[0::2], vectors[1::2]:
+        angle, value = torch.atan2(points[:, 1], points[:, 0]).sort()
+        gap = (angle.roll(-1) - angle) % (2 * torch.pi)
+        value = value.roll(-1 - int(gap.argmax()))
+        both = torch.stack([value, torch.arange(len(value))]).double()
+        found.append(abs(float(torch.corrcoef(both)[0, 1])))
+    return found
+
+def wilson(correct, n, z=1.959964):
+    """95% interval of a share (Wilson 1927)."""
+    centre = correct + z * z / 2
+    half = z * math.sqrt(correct * (n - correct) / n + z * z / 4)
+    return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
+
+def chosen(options, *names):
+    """Those of the options that have these names."""
+    return {name: options[name] for name in names if name in options}
+
+def usual_options(given):
+    """Defaults of a run like this one. Options that decide others are taken from it, as far as the
+    others go."""
+    names = ["task", "model", "preset"]
+    if given["task"] not in L.PAIRS:
+        names.append("method")
+    same = chosen(given, *names)
+    leading = "size", "width", "n_train", "prime", "finetune"
+    usual = dataclasses.asdict(L.Config(**same, **chosen(given, "lengths", *leading)))
+    plain = dataclasses.asdict(L.Config(**same))
+    first = L.Config(given["task"]).model
+    return usual | FORMER | dict(preset="fast", model=first) | chosen(plain, *leading)
+
+def changed_options(config):
+    """Options of a record that are not the defaults, as flags, but for what was tested."""
+    given, flags = {}, []
+    for name, value in config.items():
+        given[name] = tuple(value) if isinstance(value, list) else value
+    usual = usual_options(given)
+    for name, value in given.items():
+        if name in ("task", "method", "seed", "lengths", "samples") or value == usual.get(name):
+            continue
+        flags.append(L.flag(name))
+        if isinstance(value, tuple):
+            flags.append(",".join(map(str, value)))
+        elif value is not True:
+            flags.append(str(value))
+    return " ".join(flags) or "-"
+
+def as_now(record):
+    """Options of a record as they are named now."""
+    config = dict(method="abc") | record["config"]
+    if "source" not in record and config["task"] not in L.TASKS:
+        # Older records have tasks of their own for remainders, and --modulus without effect.
+        modulus = config.pop("modulus", 100)
+        if config["task"].startswith("modular-"):
+            config |= dict(task=config["task"].removeprefix("modular-"), modulus=modulus)
+    return config
+
+def look_at_pairs(folder):
+    """What the scores of a head of pairs look like."""
+    queries, keys = query_key(L.load(folder)[0])
+    found = score_patterns(queries @ keys.T)
+    if queries.shape[1] == 2 and len(queries) >= 6:
+        found["circle_order"] = mean(circle_order(queries) + circle_order(keys))
+    return found
+
+def read_record(line, folder):
+    """A line of JSON -> records with "key" (task, method, changed options), seed and "columns"
+    {(digits, set): row}, one more of tests before fine-tuning. Older ones may lack the rest."""
+    record, found = dict(train={}, before=None) | json.loads(line), []
+    config = as_now(record)
+    stages = {" (before)": record["before"], "": record["tests"]}
+    if record["train"]:
+        seconds = [part["seconds"] for part in record["train"].values()]
+        seconds += [tests["seconds"] for tests in stages.values() if tests]
+        record["seconds"] = sum(seconds)
+    if config["task"] == "consecutive" and folder and (folder / "checkpoint.pt").exists():
+        record |= look_at_pairs(folder)
+    for stage, tests in stages.items():
+        if tests:
+            columns = {}
+            for row in tests["rows"]:
+                interval = wilson(row["correct"], row["n"])
+                columns[row["digits"], row.get("set", "random")] = row | dict(interval=interval)
+            key = config["task"], config["method"], changed_options(config) + stage
+            found.append(record | dict(key=key, seed=config["seed"], columns=columns))
+    return found
+
+def read(paths):
+    """Files and folders -> {key: records}, of each seed the last. Raises: ValueError."""
+    files = []
+    for path in map(Path, paths):
+        finished = sorted(path.rglob("result.json"))
+        if path.is_dir() and not finished:
+            print(f"no finished run in {str(path)!r}", file=sys.stderr)
+        files += finished or ([] if path.is_dir() else [path])
+    by_seed = {}
+    for file in files:
+        folder = file.parent if file.name == "result.json" else None
+        with L.kept_right(f"a finished run in {str(file)!r}"):
+            lines = file.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines or [""], 1):
+            with L.kept_right(f"line {number} of {str(file)!r}"):
+                for record in read_record(line, folder):
+                    by_seed.setdefault(record["key"], {})[record["seed"]] = record
+    groups = {}
+    for system in L.SYSTEMS.values():
+        for task in system.tasks:
+            for key, records in by_seed.items():
+                if key[0] == task:
+                    groups[key] = [records[seed] for seed in sorted(records)]
+    return groups
