@@ -9,30 +9,16 @@ import dataclasses
 import math
 import sys
 from pathlib import Path
-from statistics import median
 
 import torch
 import torch.nn.functional as F
 
 import lengen as L
 from results import records
-from results.panels import COLOURS, heat_maps, pyplot
+from results.panels import COLOURS, draw_shares, heat_maps, pyplot
 
 def title(config):
     return f"{config.task}, {config.model}, seed {config.seed}"
-
-def draw_shares(axes, runs, label):
-    """The median seed in a band from least to most."""
-    shares = {}
-    for r in runs:
-        for (digits, name), row in r["columns"].items():
-            if name == "random":
-                shares.setdefault(digits, []).append(100 * row["correct"] / row["n"])
-    lengths = sorted(shares)
-    low = [min(shares[n]) for n in lengths]
-    high = [max(shares[n]) for n in lengths]
-    [line] = axes.plot(lengths, [median(shares[n]) for n in lengths], label=label)
-    axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.2)
 
 def accuracy(plt, groups):
     """Percent exact by digits, a panel a task."""
