@@ -253,10 +253,10 @@ def draw_hard(task, length, samples):
 def sinusoidal(positions, d_model):
     """Positions (T,) -> (T, C): channel 2p is sin(t / 10000^(2p/C)), channel 2p + 1 the cosine.
     Source: Vaswani et al. 2017, Sec. 3.5. Angles in float64: long positions keep their digits."""
-    pairs = torch.arange(0, d_model, 2, dtype=torch.float64)
-    angles = positions.cpu().double()[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
+    pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
+    angles = positions.double()[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
     waves = torch.stack([angles.sin(), angles.cos()], 2).flatten(1)[:, :d_model]
-    return waves.to(positions.device, torch.get_default_dtype())
+    return waves.to(torch.get_default_dtype())
 
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
@@ -370,7 +370,8 @@ class MultiHeadAttention(nn.Module):
             return self.attend_to_open_keys(x, memory, bias)
         q, k, v = self.project(x, memory)
         if self.rotate:
-            q, k = (self.rotate(y, torch.arange(y.shape[2])) for y in (q, k))
+            q = self.rotate(q, torch.arange(q.shape[2], device=q.device))
+            k = self.rotate(k, torch.arange(k.shape[2], device=k.device))
         scores = q @ k.transpose(2, 3)  # (B, H, T, S)
         if self.relative:
             keys = k if self.relative == "kq" else None

@@ -266,6 +266,23 @@ def test_a_new_task_is_one_entry(monkeypatch):
             assert tuple(texts) == written("subtraction", 12, a, b)
     assert learned(small(task="subtraction")).parts["tests"]["rows"][0]["n"] == 4
 
+def test_a_task_of_three_numbers(monkeypatch):
+    task = L.Task("a + b + c", lambda a, b, c: a + b + c, ("number",) * 3, "+")
+    monkeypatch.setitem(L.TASKS, "three", task)
+    monkeypatch.setitem(ANSWERS, "three", lambda width, a, b, c: a + b + c)
+    assert L.example("three", "1", "22", "977") == ("$0001+0022+0977&", "$0001&")
+    operands = L.draw_hard("three", 9, 50)
+    texts = (map(L.decode, rows) for rows in L.arrange("three", padded("three", operands, 10)))
+    for *found, a, b, c in zip(*texts, *map(integers, operands)):
+        assert tuple(found) == written("three", 10, a, b, c)
+    assert learned(small(task="three")).parts["tests"]["rows"][0]["n"] == 4
+
+@pytest.mark.parametrize("wrong", [dict(sign="?"), dict(operands=("numbr",))])
+def test_entries_of_tasks_are_checked_by_name(monkeypatch, wrong):
+    monkeypatch.setitem(L.TASKS, "odd", L.TASKS["successor"]._replace(**wrong))
+    with pytest.raises(L.BadInput, match="--task: odd"):
+        L.Config("odd")
+
 # ---- 2. Positions and biases: numpy, torch.onnx, plain loops and published numbers
 def test_sinusoids_are_the_formula(double):
     t, channel = np.arange(0, 5000, 7)[:, None], np.arange(6)
