@@ -537,6 +537,13 @@ def test_decoding_equals_the_greedy_loop(double, method):
             assert right.index(False) == row if row else all(right)
         assert len(set(target.flatten().tolist())) > 2       # not one token again and again
 
+def test_long_decoding_tells_how_far_it_is(monkeypatch):
+    ticks, told = itertools.count(0, 3), []                  # seconds
+    monkeypatch.setattr(L.time, "perf_counter", lambda: next(ticks))
+    model, source = build(small(method="nope")), random_sources(small(), 2)
+    L.generate(model, source, 9, told.append)
+    assert told and told == [f"{made} tokens of 9" for made in range(1, len(told) + 1)]
+
 # ---- 5. Calibration: Eqs. 1 and 2 of v1, written as loops over every element
 ON_LINE = {1: lambda i, j, n: j - i, 0: lambda i, j, n: j, -1: lambda i, j, n: (n - 1 - j) - i}
 
@@ -636,6 +643,11 @@ def test_bias_of_a_run_is_its_lines_at_every_length(double, task, T):
         if T > 100:                                          # no key counts twice
             assert torch.equal(found.values.isfinite().sum(2), expected.isfinite().sum(2))
     assert bias(0, "encoder", S, S) is None
+
+def test_layers_share_one_bias_by_the_papers_rules():
+    config = small(method="abc", rules="paper")
+    bias = L.calibrated_bias(config, [line for line in some_lines(config) if line.block == 0])
+    assert bias(0, "cross", 9, 11) is bias(1, "cross", 9, 11) and bias(1, "self", 9, 9) is not None
 
 @pytest.mark.parametrize("task, parts", [
     ("addition", "$012|+074|&"), ("nx1", "$0123|*|7|&"), ("parity", "$0101|&")])
