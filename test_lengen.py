@@ -777,6 +777,17 @@ def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
     with pytest.raises(L.RunFailed, match="no lines decide the answer: [0-3+]+ and [0-3+]+ look"):
         next(L.deciding_lines(config, ()))
 
+def test_windows_that_were_not_enumerated_are_found(monkeypatch):
+    """A running sum: what comes from below is no carry, and of two numbers takes other values than
+    0 and the highest digit bring about."""
+    task = L.Task("running sum", lambda a, b: (a + b).cumsum(1) % 10, ("number",) * 2, "+",
+                  headroom=0)
+    monkeypatch.setitem(L.TASKS, "running", task)
+    config = small(task="running", method="abc", n_layer=1, n_encoder=0)
+    windows = L.enumerate_windows(config, deciding("addition"))
+    assert windows.clash == ""
+    assert re.fullmatch(r"\d{7}\+\d{7} shows what was not enumerated", windows.why)
+
 def test_a_long_question_that_needs_another_token_voids_the_proof(monkeypatch):
     """n + 1, and 1 more at place 20: rows there see known windows."""
     def columns(a):
