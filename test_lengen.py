@@ -777,6 +777,40 @@ def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
     with pytest.raises(L.RunFailed, match="no lines decide the answer: [0-3+]+ and [0-3+]+ look"):
         next(L.deciding_lines(config, ()))
 
+RIGHTWARD, LEFTWARD = (0, -1), (0, 1)                        # directions of cross-attention
+FATES = [                                                    # at kappas 0.8 to 0.2 -> those tried
+    # d decides, c clashes, m has too many windows; equal letters and numbers are equal lines
+    ("c1 c1 d1 d1 d2 m1 d3", "c1 c1 c1 c1 c1 c1 c1", [(0.6, RIGHTWARD), (0.4, RIGHTWARD)]),
+    ("c1 c2 c3 c4 c5 c6 c7", "c1 d1 c2 d2 d2 d2 d3", [(0.7, LEFTWARD), (0.5, LEFTWARD),
+                                                      (0.2, LEFTWARD)]),
+    ("c1 m1 d1 d2 d3 d4 d5", "c1 c2 c3 c4 m2 d1 d2", [(0.7, RIGHTWARD)]),
+    ("m1 d1 d2 d3 d4 d5 d6", "c1 d1 d1 d1 d1 d1 d1", [(0.7, LEFTWARD)]),
+    ("c1 c2 c3 c4 c5 c6 c7", "c1 c2 c3 c4 c5 c6 c7", None)]
+
+@pytest.mark.parametrize("rightward, leftward, expected", FATES)
+def test_kappa_falls_until_lines_decide(monkeypatch, rightward, leftward, expected):
+    fates = {RIGHTWARD: rightward.split(), LEFTWARD: leftward.split()}
+
+    def calibrate(config, attention, kappa, directions):
+        fate = fates[directions][(0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2).index(kappa)]
+        return [L.Line(fate, directions[1], 0, 0, 0.0, 3.0)]
+
+    def enumerate_windows(config, lines):
+        windows = L.Windows(config, lines)
+        windows.clash = "two questions" if lines[0].head[0] == "c" else ""
+        windows.why = "too many" if lines[0].head[0] == "m" else ""
+        return windows
+
+    monkeypatch.setattr(L, "calibrate", calibrate)
+    monkeypatch.setattr(L, "enumerate_windows", enumerate_windows)
+    found = L.deciding_lines(small(task="successor", method="abc", n_layer=1, n_encoder=0), ())
+    if expected is None:
+        with pytest.raises(L.RunFailed, match="two questions"):
+            list(found)
+    else:
+        found = [(kappa, (0, lines[0].direction)) for kappa, lines, windows in found]
+        assert found == expected
+
 def test_windows_that_were_not_enumerated_are_found(monkeypatch):
     """A running sum: what comes from below is no carry, and of two numbers takes other values than
     0 and the highest digit bring about."""
