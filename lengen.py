@@ -443,6 +443,7 @@ class Method(NamedTuple):
     # At one width END always comes in the same row; several teach to take its row from the source.
     n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
+    steps: int = 1  # it needs so many times those of the task
     calibrated: bool = False  # the bias comes from a model trained before
 
 WINDOW = dict(bias=window, n_width=9, align=True)
@@ -453,9 +454,9 @@ METHODS = {
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi_of_decoder),
-    "rope": Method("rotated queries and keys, every attention", rotate=rope),
-    "rpe-k": Method("relative table for keys, every attention", relative="k"),
-    "rpe-kq": Method("relative table for keys and queries", relative="kq"),
+    "rope": Method("rotated queries and keys, every attention", rotate=rope, steps=6),
+    "rpe-k": Method("relative table for keys, every attention", relative="k", steps=4),
+    "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, **WINDOW),
     "window-cyclic": Method("the same, position index modulo 3 (v2, +T)", cyclic_sinusoids,
                             **WINDOW),
@@ -1165,8 +1166,9 @@ class Seq2SeqOptions(Options):
         spec = TASKS[self.task]
         if spec.sign not in VOCAB or not {"number", "digit"} >= set(spec.operands):
             raise BadInput(f"--task: {self.task} has a sign or operand that is not known")
-        for name in "lr", "batch", "steps", "retrain_steps":
+        for name in "lr", "batch", "retrain_steps":
             setattr(self, name, getattr(self, name) or getattr(spec, name))
+        self.steps = self.steps or spec.steps * METHODS[self.method].steps
         if not spec.width <= max(self.widths) <= 2000:
             raise BadInput(f"--width: {self.width} is not {spec.width} to 2,000")
         if max(self.lengths) > 2000 and (self.method, self.rules) != ("abc", "robust"):

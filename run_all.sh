@@ -24,7 +24,7 @@ list_abc() {
 
 list_methods() {
     local at="--lengths 6,10,20,60,200" deep="--n-encoder 1 --n-layer 6"
-    local successor="--task successor" addition="--task addition --steps 2000 --lr 4e-3"
+    local successor="--task successor --steps 350" addition="--task addition --steps 2000 --lr 4e-3"
     local nx1="--task nx1 --steps 1200 --lr 4e-3 --batch 64" parity="--task parity --steps 320"
     for task in "$successor" "$addition" "$nx1" "$parity"; do
         for method in vanilla nope ape alibi rope rpe-k rpe-kq alibi-decoder; do

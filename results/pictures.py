@@ -29,7 +29,7 @@ def accuracy(plt, groups):
         draw_shares(axes, runs, f"{method} {change}".removesuffix(" -"))
         base = L.TASKS[task].base if task in L.TASKS else 10
         largest = math.ceil(math.log(L.LIMIT, base))
-        axes.axvspan(0.1, runs[0]["config"].get("train_digits", largest), color="0.92")
+        axes.axvspan(0.1, runs[0]["config"].get("train_digits", largest), color="0.92", zorder=0)
         ticks = set()
         for line in axes.lines:
             ticks |= set(line.get_xdata())
@@ -43,7 +43,7 @@ def accuracy(plt, groups):
 
 def teacher_of(config, parts):
     """-> the vanilla model that ABC looked at."""
-    teacher = L.Transformer(dataclasses.replace(config, method="vanilla"))
+    teacher = L.Transformer(dataclasses.replace(config, method="vanilla", lengths=(6,)))
     teacher.load_state_dict(parts["teacher"]["weights"])
     return teacher
 

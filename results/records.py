@@ -13,7 +13,7 @@ import torch
 import lengen as L
 
 # Defaults of options that older records have.
-FORMER = dict(base=10, precision="float32", kappa_cross=0.3, kappa_self=0.5, method="nope")
+FORMER = dict(base=10, precision="float32", kappa_cross=0.3, kappa_self=0.5)
 
 def query_key(model):
     """Pairs: query and key of every integer, (V, D) each; scores = queries @ keys.T."""
@@ -85,10 +85,13 @@ def changed_options(config):
 
 def as_now(record):
     """Options of a record as they are named now."""
-    config = dict(method="abc") | record["config"]
-    if "source" not in record and config["task"] not in L.TASKS:
-        # Older records have tasks of their own for remainders, and --modulus without effect.
+    method = "nope" if record["config"]["task"] in L.PAIRS else "abc"
+    config = dict(method=method) | record["config"]
+    if "source" not in record and config.get("model") in ("universal", "encoder"):
+        # Older records have tasks of their own for remainders, and options without effect.
         modulus = config.pop("modulus", 100)
+        if "multiplication" not in config["task"]:
+            config.pop("second_digits", None)
         if config["task"].startswith("modular-"):
             config |= dict(task=config["task"].removeprefix("modular-"), modulus=modulus)
     return config
