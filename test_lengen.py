@@ -496,10 +496,10 @@ def test_biases_that_do_not_fit_are_named(kind, shape, said):
     with pytest.raises(ValueError, match=said):
         L.Transformer(small(), bias)(torch.ones(2, 7).long(), torch.ones(2, 5).long())
 
-@pytest.mark.parametrize("T", [9, 103])
-@pytest.mark.parametrize("model, method", [("head", None), *itertools.product(
-    ["encoder", "universal"], L.SYSTEMS["encoder"].options.choices["method"]),
-    *(("seq2seq", method) for method in L.METHODS)])
+@pytest.mark.parametrize("model, method, T", [
+    ("head", None, 9), ("seq2seq", "abc", 103),              # with OpenKeys
+    *(("encoder", method, 9) for method in L.SYSTEMS["encoder"].options.choices["method"]),
+    *(("seq2seq", method, 9) for method in L.METHODS)])
 def test_every_model_runs_on_another_device(model, method, T):
     """torch's meta device, which refuses most operations with tensors of the CPU."""
     config = small(model, **(dict(method=method) if method else {}))
@@ -868,7 +868,8 @@ def test_the_verdict_is_that_of_every_short_question(finished, monkeypatch):
     margin, _ = L.prove(model, windows.questions)
     assert proof["proved"] and proof["margin"] == pytest.approx(margin, abs=1e-3) and margin > 0.5
     monkeypatch.setattr(L, "MARGIN", 1e-9)                   # it ends at what is wrong, not before
-    for weight, change in [(0, 0.0), *((digit, x) for digit in range(10) for x in (0.1, 9.0))]:
+    changes = [(digit, x) for digit in range(1, 10, 2) for x in (0.1, 9.0)]
+    for weight, change in [(0, 0.0), *changes]:
         with torch.no_grad():
             model.embedding.weight[weight, 5] += change
         margin, worst = L.prove(model, windows.questions)
@@ -989,7 +990,7 @@ def test_short_numbers_come_first_and_retraining_goes_on(monkeypatch, rules):
     """With power p a share q ** (1 / p) of the numbers is below the q-th; p falls from 6 to 1."""
     (steps, starts), maps = spy_on_steps(monkeypatch), (torch.rand(2, 2, 8, 8),) * 2
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
-    config = small(task="successor", method="abc", batch=4000, steps=4, retrain_steps=2,
+    config = small(task="successor", method="abc", batch=2500, steps=4, retrain_steps=2,
                    rules=rules)
     teacher = learned(config).parts["teacher"]["weights"]
     for (_, source, _), power in zip(steps, [4.75, 3.5, 2.25, 1, 1, 1], strict=True):
@@ -1368,7 +1369,7 @@ def random_options(draw):
             given.pop(name if name in given else "d_model")
     return as_flags(given)
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_options_run_or_cost_one_line(command, seed):
     flags = random_options(random.Random(seed))
     code, out, err = command(*flags, "--quiet", "--json", "--device=cpu")
