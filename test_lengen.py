@@ -990,7 +990,7 @@ def test_short_numbers_come_first_and_retraining_goes_on(monkeypatch, rules):
     """With power p a share q ** (1 / p) of the numbers is below the q-th; p falls from 6 to 1."""
     (steps, starts), maps = spy_on_steps(monkeypatch), (torch.rand(2, 2, 8, 8),) * 2
     monkeypatch.setattr(L, "collect_attention", lambda *given: maps)
-    config = small(task="successor", method="abc", batch=2500, steps=4, retrain_steps=2,
+    config = small(task="successor", method="abc", batch=4000, steps=4, retrain_steps=2,
                    rules=rules)
     teacher = learned(config).parts["teacher"]["weights"]
     for (_, source, _), power in zip(steps, [4.75, 3.5, 2.25, 1, 1, 1], strict=True):
