@@ -443,7 +443,7 @@ class Method(NamedTuple):
     # At one width END always comes in the same row; several teach to take its row from the source.
     n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
-    steps: int = 1  # it needs so many times those of the task
+    steps: int = 1  # by default it trains for so many times the steps of the task
     calibrated: bool = False  # the bias comes from a model trained before
 
 WINDOW = dict(bias=window, n_width=9, align=True)
@@ -496,7 +496,7 @@ class Layer(nn.Module):
         return self.residual(self.norms[-1], x, self.feed)
 
     def feed(self, x):
-        """Feed-forward, a million rows in pieces, too."""
+        """Feed-forward. Rows come in pieces, so that a million of them fit."""
         return torch.cat([self.feed_forward(rows) for rows in x.split(2 ** 12, 1)], 1)
 
 def bind(entry, config):
@@ -795,7 +795,7 @@ def calibrated_bias(config, lines):
             return None
         last = config.n_layer - 1
         if config.rules == "paper" and layer < last:
-            return bias(last, kind, T, S)  # one matrix for all layers
+            return bias(last, kind, T, S)  # the last layer's is that of all
         keys = run_keys(config, lines, layer, kind, T, S)
         if config.rules == "robust" and T > 100:
             return keys
@@ -1171,7 +1171,8 @@ class Seq2SeqOptions(Options):
         self.steps = self.steps or spec.steps * METHODS[self.method].steps
         if not spec.width <= max(self.widths) <= 2000:
             raise BadInput(f"--width: {self.width} is not {spec.width} to 2,000")
-        if max(self.lengths) > 2000 and (self.method, self.rules) != ("abc", "robust"):
+        calibrated = METHODS[self.method].calibrated
+        if max(self.lengths) > 2000 and (self.rules == "paper" or not calibrated):
             raise BadInput("--lengths: above 2,000 digits only abc, robust")
         self.check_heads()
 
