@@ -300,14 +300,15 @@ def causal_bias(T):
     return torch.full((T, T), -INF).triu(1)[None]
 
 def window_bias(w, T, S, cross=False, step=1):
-    """-> (1, T, S): 0 inside, -inf outside. Self-attention opens the diagonal and w positions below
-    it; cross-attention the anti-diagonal, `step` columns wide and `step` a row (2 for interleaved
-    operands), and w positions on either side. Source: v2, App. C.4. Differs: row 0 starts at the
-    end marker, not at the last digit."""
+    """-> (1, T, S): 0 inside, -inf outside. Row i sees, in self-attention, itself and w tokens
+    before it; in cross-attention digit i, counted from the end, and the w digits behind it, the end
+    marker included. Of interleaved operands (step=2) digits are pairs. Source: v2, App. C.4, and
+    the authors' code for the columns. Differs: the text opens w positions on the other side, too,
+    and names no first column; the code has no pairs."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        right = S - 1 - step * i  # last column of the band
-        inside = (j >= right - (step - 1) - w) & (j <= right + w)
+        end = S - 1
+        inside = (j >= end - step * (i + 1)) & (j < end - step * (i - w))
     else:
         inside = (j <= i) & (j >= i - w)
     return torch.zeros(T, S).masked_fill(~inside, -INF)[None]
@@ -444,9 +445,13 @@ class Method(NamedTuple):
     n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
     steps: int = 1  # by default it trains for so many times the steps of the task
+    defaults: dict = {}  # of other options of a run
+    embedding: float = 0.3  # standard deviation of embeddings; positions must stand out
     calibrated: bool = False  # the bias comes from a model trained before
+    # If its bias is a window, and its positions repeat after so many rows, a proof is tried; 0: not.
+    period: int = 0
 
-WINDOW = dict(bias=window, n_width=9, align=True)
+WINDOW = Method("", bias=window, n_width=9, align=True)
 METHODS = {
     "vanilla": Method("sinusoids on the embeddings", sinusoids),
     "nope": Method("no positions (Kazemnejad et al. 2023)"),
@@ -457,10 +462,15 @@ METHODS = {
     "rope": Method("rotated queries and keys, every attention", rotate=rope, steps=6),
     "rpe-k": Method("relative table for keys, every attention", relative="k", steps=4),
     "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
-    "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, **WINDOW),
-    "window-cyclic": Method("the same, position index modulo 3 (v2, +T)", cyclic_sinusoids,
-                            **WINDOW),
-    "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", **WINDOW),
+    # Beyond training numbers sinusoids are only known if zeros fill their places. Scale and dropout
+    # are the authors', so that what is there decides, not where.
+    "window": WINDOW._replace(about="sinusoids, windows in the decoder (v2, +w)",
+                              position=sinusoids, embedding=1.33,
+                              defaults=dict(width=61, dropout=0.3)),
+    "window-cyclic": WINDOW._replace(about="the same, position index modulo 3 (v2, +T)",
+                                     position=cyclic_sinusoids, period=3),
+    "window-nope": WINDOW._replace(about="windows in the decoder, no positions (v2, NoPE+w)",
+                                   period=1),
     "abc": Method("bias calibrated on a vanilla model, no positions", n_width=9, calibrated=True),
 }
 
@@ -508,13 +518,14 @@ def bind(entry, config):
     return functools.partial(entry, config)
 
 class Transformer(nn.Module):
-    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: embeddings have
-    standard deviation 0.3, so that positions stand out; for "paper" the authors' 1.33."""
+    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: the scale of
+    embeddings is the method's; for "paper" the authors' 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
         self.config, method, C = config, METHODS[config.method], config.d_model
         self.embedding = nn.Embedding(len(VOCAB), C)
-        nn.init.normal_(self.embedding.weight, std={"fast": 0.3, "paper": 1.33}[config.preset])
+        scale = {"fast": method.embedding, "paper": 1.33}[config.preset]
+        nn.init.normal_(self.embedding.weight, std=scale)
         self.position = bind(method.position, config)
         self.bias = bias or bind(method.bias, config)
         self.dropout = nn.Dropout(config.dropout)
@@ -595,11 +606,13 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
-# kappa is counted in standard deviations, or of_largest: in the largest z that a line can have.
-# support is a share of the rows.
+# What `find_lines` takes, by name of the rules.
 RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
-         "paper": dict(kappa=4.5, of_largest=False, support=0.0)}
-PAPER_KAPPA = {"self": 0.87, "cross": 4.5}  # v2, App. D
+         "paper": dict(kappa=4.0),  # v1, Secs. 5 and 6
+         "v2": dict(kappa=4.5, together=True),  # v2, App. D
+         "code": dict(kappa=4.5, total=True, directions=(-1,))}  # the authors' code
+# What differs in self-attention.
+SELF_RULES = {"v2": dict(kappa=0.87), "code": dict(kappa=0.87, directions=(1,))}
 
 def line_columns(direction, offset, rows, width):
     """Where a line crosses rows (R,) of a block -> columns (R,), inside (R,) bool.
@@ -612,41 +625,49 @@ def line_columns(direction, offset, rows, width):
     inside = (column >= 0) & (column < width)
     return column * inside, inside
 
-def find_lines(attention, kappa, of_largest, support, directions=(1, 0, -1), blocks=None):
+def find_lines(attention, kappa, directions=(1, 0, -1), together=False, total=False,
+               of_largest=False, support=0.0, blocks=None):
     """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
 
         dropoff:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
     Differs: the printed `d_l - d_max > threshold` holds for no positive threshold; so it is d_l, as
-    in the authors' code. More that differs by the robust rules:
+    in the authors' code. Variants of the sources:
 
+    together: mu, sigma and d_max are those of all directions together, as v2 has it.
+    total: d_l is the sum of a line, as in the authors' code. Theirs leaves sums of 0 out.
+
+    More that differs by the robust rules:
+
+    of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
+    papers' kappas of 4 and more none of 16 lines can open.
+    support: share of the rows that a line must exceed; the mean of a corner is high by chance.
     blocks: widths of parts of the columns, each with lines of its own. As numbers grow the first
     operand moves away from the end of the source; within its own block its lines stay in place.
     Verticals open in the first column of a block alone: inside a number a column means nothing.
-    support: share of the rows that a line must exceed; the mean of a corner is high by chance.
-    of_largest: kappa is a share of sqrt(L - 1), the largest z that one of L lines can have. By the
-    paper's kappa of 4.5 none of fewer than 22 lines can open.
     """
     m, n = attention.shape[1:]
     rows, found = torch.arange(m), []
-    for direction in directions:
-        places, means = [], []
-        for block, part in enumerate(attention.split(blocks or [n], 2)):
+    for group in [directions] if together else [[direction] for direction in directions]:
+        places, values = [], []
+        for direction, (block, part) in itertools.product(
+                group, enumerate(attention.split(blocks or [n], 2))):
             width = part.shape[2]
             for offset in range(1 - m, width):
                 column, inside = line_columns(direction, offset, rows, width)
                 if inside.sum() > support * m:
-                    places.append((block, offset))
-                    means.append(part[:, rows[inside], column[inside]].mean(1))
-        d = torch.stack(means, 1)  # (H, L)
+                    line = part[:, rows[inside], column[inside]]
+                    places.append((direction, block, offset))
+                    values.append(line.sum(1) if total else line.mean(1))
+        d = torch.stack(values, 1)  # (H, L)
         mu, sigma = d.mean(1, keepdim=True), d.std(1, unbiased=False, keepdim=True)
-        unit = sigma * math.sqrt(len(means) - 1) if of_largest else sigma
+        unit = sigma * math.sqrt(len(values) - 1) if of_largest else sigma
         threshold = mu + kappa * unit + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
         bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
         for h, l in (d > threshold).nonzero().tolist():
-            block, offset = places[l]
+            direction, block, offset = places[l]
             if direction != 0 or offset == 0 or not blocks:
-                found.append(Line(h, direction, block, offset, float(bias[h, l]), float(z[h, l])))
+                found.append(Line(h, *places[l], float(bias[h, l]), float(z[h, l])))
     return found
 
 def lay_out(lines, H, M, blocks):
@@ -683,9 +704,9 @@ def dense_bias(columns, values, N):
     return closed.scatter_reduce(2, columns.expand(H, M, K), values, "amax")
 
 def fill_empty(bias, rules):
-    """Bias (H, M, N), or values of keys, with a 0 in rows that have nothing open: by the paper's
-    rules at every key, as the paper has it for heads without a line; by the robust rules at the
-    first key alone, which is the same at every length."""
+    """Bias (H, M, N), or values of keys, with a 0 in rows that have nothing open: by the robust
+    rules at the first key alone, which is the same at every length; by the sources' at every key,
+    as they have it for heads without a line."""
     empty = bias.isneginf().all(2, keepdim=True)
     if rules == "robust":
         empty = empty & (torch.arange(bias.shape[2]) == 0)
@@ -697,8 +718,7 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
     It must be averaged over examples, not over heads (nn.MultiheadAttention has an option).
 
     For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
-    "robust", or "paper", v1's Eqs. 1 and 2, v2's kappa for cross-attention; `changes` replace
-    single ones of RULES, and `directions`. blocks: [(columns now, then)] of parts of the columns,
+    "robust", or one of the sources', see RULES; `changes` replace single ones. blocks: [(columns now, then)] of parts of the columns,
     see `find_lines`; by default there are none. mask: `causal_bias(M)` for self-attention. Raises:
     ValueError.
     """
@@ -752,19 +772,19 @@ def calibrate(config, attention, kappa, directions):
 
     robust: each layer has lines of its own; self-attention along (1, 1), cross-attention along
     `directions` and in a block for each operand; above `kappa`.
-    paper: the last layer's lines are those of all layers; all directions, no blocks; above
-    PAPER_KAPPA. Source: v2, App. D, step 2.
+    Others: the last layer's lines are those of all layers; no blocks. Source: v2, App. D, step 2.
     Of a fixed width only the rows that training fills count (authors' code: the first 6).
     """
     rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
-    if config.rules == "paper":
+    if config.rules != "robust":
         layers = layers[-1:]
     for layer in layers:
         for kind, maps in zip(("self", "cross"), attention):
             weights = maps[layer, :, :rows]  # (H, rows, T) or (H, rows, S)
             rule = dict(RULES[config.rules])
-            if config.rules == "paper":
-                rule["kappa"] = PAPER_KAPPA[kind]
+            if config.rules != "robust":
+                if kind == "self":
+                    rule |= SELF_RULES.get(config.rules, {})
             elif kind == "self":
                 rule |= dict(kappa=kappa, directions=(1,))
             else:
@@ -794,14 +814,14 @@ def calibrated_bias(config, lines):
         if kind == "encoder":
             return None
         last = config.n_layer - 1
-        if config.rules == "paper" and layer < last:
+        if config.rules != "robust" and layer < last:
             return bias(last, kind, T, S)  # the last layer's is that of all
         keys = run_keys(config, lines, layer, kind, T, S)
         if config.rules == "robust" and T > 100:
             return keys
         dense = dense_bias(keys.columns, keys.values, S)
-        if config.rules == "paper":
-            dense = fill_empty(dense, "paper")
+        if config.rules != "robust":
+            dense = fill_empty(dense, config.rules)
         return dense
     return bias
 
@@ -819,7 +839,8 @@ def calibrated_bias(config, lines):
 # (The last row writes END.)
 #
 # Of all other digits a row gets to know the carry from below alone. Every carry comes about if
-#   places that are seen take every digit,
+#   places that are seen take every digit; where only the answer's token is seen, further numbers
+#   take 0 and the highest digit alone, which bring about all tokens and carries,
 #   the next place below takes every digit, too, but of two numbers only 0 and the highest,
 #   all further places are 0 throughout or the highest throughout: nothing is carried from them, or
 #   as much as can be, from whatever distance.
@@ -846,6 +867,24 @@ FURTHER = -1  # stands for a digit that is the same at all further places
 KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
 
+def keys_of_model(config, lines, kind, T, S):
+    """OpenKeys of a model that has one layer: those of ABC's lines, or, where lines are None, those
+    that the method's fixed window opens, alike for all heads."""
+    if lines is not None:
+        return run_keys(config, lines, 0, kind, T, S)
+    bias = METHODS[config.method].bias(config, 0, kind, T, S)[0]  # (T, S)
+    most = int((bias > -INF).sum(1).max())
+    values, columns = bias.topk(most)
+    return OpenKeys(columns, values[None])
+
+def with_index(tokens, period, side):
+    """Tokens (B, T) -> numbers that also tell the position index, which repeats after `period`;
+    sources count from their end."""
+    index = torch.arange(tokens.shape[1])
+    if side == "source":
+        index = index.flip(0)
+    return tokens * period + index % period
+
 def seen(config, lines, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> windows (B, R, L) of
     numbers, equal where a model with these lines cannot tell two rows apart.
@@ -853,12 +892,25 @@ def seen(config, lines, source, target, rows):
     The token before the row, then for each head its open keys, sorted, each as 2 * token + bias.
     As a bias is a difference of attention weights, between -1 and 0, no two keys share a number."""
     T, S = target.shape[1] - 1, source.shape[1]
+    period = max(1, METHODS[config.method].period)
+    target = with_index(target[:, :-1], period, "target")
+    source = with_index(source, period, "source")
     parts = [target[:, rows, None].double()]
     for kind, tokens, N in ("self", target, T), ("cross", source, S):
-        columns, values = run_keys(config, lines, 0, kind, T, N)
+        columns, values = keys_of_model(config, lines, kind, T, N)
         keys = 2.0 * tokens[:, None, columns[rows]] + values[:, rows].double()  # (B, H, R, K)
         parts.append(keys.sort(3).values.transpose(1, 2).flatten(2))
     return torch.cat(parts, 2)
+
+def question_text(config, source):
+    """Tokens (S,) of a question -> as it is asked, "0123+0748"."""
+    text = decode(source[1:-1])
+    if config.align:
+        first, second = text[1::2], text[2::2]
+        if TASKS[config.task].operands[1] == "digit":
+            second = second[:1]
+        text = first + text[0] + second
+    return text
 
 def draw_questions(config, draw_some, length, samples):
     """Questions by `draw_test` or `draw_hard`, with zeros in front -> source (B, S), target
@@ -870,13 +922,14 @@ def draw_questions(config, draw_some, length, samples):
     return arrange(config.task, operands, config.align)
 
 class Windows:
-    """The windows of runs with these lines, as far as questions were added.
+    """The windows of runs with these lines, or of a method's own windows where lines are None, as
+    far as questions were added.
 
     tokens: window -> the token to write, and a question that shows it. questions: all of these,
     pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a row
     and differ there, in words; where there is none the lines decide the answer. why: in words, why
     these are not all windows."""
-    def __init__(self, config, lines):
+    def __init__(self, config, lines=None):
         self.config, self.lines = config, lines
         self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
 
@@ -891,7 +944,7 @@ class Windows:
         shown = shown.scatter_reduce(0, which, asked, "amax")
         new = []
         for (*window, token), question in zip(views.tolist(), shown.tolist()):
-            text = decode(source[question, 1:-1])
+            text = question_text(self.config, source[question])
             if tuple(window) not in self.tokens:
                 self.tokens[tuple(window)] = token, text
                 new.append(question)
@@ -910,78 +963,89 @@ class Windows:
         for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
             source, target = draw_questions(self.config, draw_some, length, 200)
             for question in self.add(source, target, list(range(target.shape[1] - 1))):
-                self.why = f"{decode(question[1:-1])} shows what was not enumerated"
+                text = question_text(self.config, question)
+                self.why = f"{text} shows what was not enumerated"
 
 def places_seen(lines):
-    """-> places of digits that a row sees or writes, counted from the one it writes; and whether
-    the answer runs leftward, from the first digit on, as lines along (1, 1) have it.
+    """-> places whose digits a row sees or that it writes; places whose tokens of the answer it
+    sees; both counted from the place it writes; and whether the answer runs leftward, from the
+    first digit on, as lines along (1, 1) have it.
 
     The anti-diagonal with offset o shows place t + o to row t, which writes place t. The diagonal
     with offset o shows column t + o of `$` and W digits, place W - t - o, to row t, which writes
-    place W - 1 - t; in self-attention it shows the token that row t + o - 1 has written."""
+    place W - 1 - t; in self-attention it shows the token that row t + o - 1 has written. Where
+    lines are None, the method's windows show the digit that is written and the one before, and the
+    last two tokens."""
+    if lines is None:
+        return {0, -1}, {-1, -2}, False
     leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
     before = 1 if leftward else -1  # the place of the token before
-    places = {0, before}
+    digits, tokens = {0}, {before}
     for line in lines:
         if line.attention == "self":
-            places.add(before * (1 - line.offset))
+            tokens.add(before * (1 - line.offset))
         elif line.direction == 1:
-            places.add(1 - line.offset)
+            digits.add(1 - line.offset)
         elif line.direction == -1:
-            places.add(line.offset)
-    return places, leftward
+            digits.add(line.offset)
+    return digits, tokens, leftward
 
-def digits_to_try(task, places, width, both_sides):
-    """What each digit of the operands must be, for all windows to show of a row that looks at these
-    places: see the head of this section. both_sides: what is carried may come from above, too."""
+def digits_to_try(task, digits, tokens, width, both_sides):
+    """What each digit of the operands must be, for all windows to show of a row that sees digits
+    and tokens at these places: see the head of this section. both_sides: what is carried may come
+    from above, too."""
     spec = TASKS[task]
     every, extremes = torch.arange(spec.base), torch.tensor([0, spec.base - 1])
-    near = {place - 1 for place in places}
+    near = {place - 1 for place in digits | tokens}
     if both_sides:
-        near |= {place + 1 for place in places}
-    near_choice = every if spec.operands.count("number") == 1 else extremes
+        near |= {place + 1 for place in digits | tokens}
     choices = []
-    for kind in spec.operands:
+    for n, kind in enumerate(spec.operands):
         for place in range(size(kind, width)):
-            if kind == "digit":
-                choices.append(every)
-            elif place >= width - spec.headroom:
-                choices.append(torch.tensor([0]))
-            elif place in places:
-                choices.append(every)
+            if kind == "digit" or place in digits:
+                choice = every
+            elif place in tokens:
+                choice = every if n == 0 else extremes
             elif place in near:
-                choices.append(near_choice)
+                choice = every if spec.operands.count("number") == 1 else extremes
             else:
-                choices.append(torch.tensor([FURTHER]))
+                choice = torch.tensor([FURTHER])
+            if kind == "number" and place >= width - spec.headroom:
+                choice = torch.tensor([0])
+            choices.append(choice)
     return choices
 
-def enumerate_windows(config, lines):
+def enumerate_windows(config, lines=None):
     """-> Windows, all that runs with these lines can have; ends early where two clash."""
     spec, narrowest, windows = TASKS[config.task], config.widths[0], Windows(config, lines)
-    places, leftward = places_seen(lines)
+    digits, tokens, leftward = places_seen(lines)
+    places = digits | tokens
     both_sides = leftward or spec.admit is not as_drawn  # as for a - b: which number is larger?
     # A row is far from both ends if it has two places below all that it sees, for carries, and one
     # above, for numbers in order, before the headroom. Such rows are alike, so the width at which
-    # there is one shows all windows. Narrower ones, from the run's own on, have rows of their own.
+    # there is one shows all windows; where the position index repeats, so many widths in a row do.
+    # Narrower ones, from the run's own on, have rows of their own.
     below = 2 - min(places)
     above = max(places) + 2 + spec.headroom
-    for width in range(narrowest, max(narrowest, below + above) + 1):
+    period = max(1, METHODS[config.method].period)
+    for width in range(narrowest, max(narrowest, below + above) + period):
         sizes = [size(kind, width) for kind in spec.operands]
         zeros = torch.zeros(1, sum(sizes), dtype=torch.int64)
         _, target = arrange(config.task, zeros.split(sizes, 1))
         for row in range(target.shape[1] - 1):
             written = width - 1 - row if leftward else row
-            looked_at = {written + place for place in places}
-            choices = digits_to_try(config.task, looked_at, width, both_sides)
+            digits_here = {written + place for place in digits}
+            tokens_here = {written + place for place in tokens}
+            choices = digits_to_try(config.task, digits_here, tokens_here, width, both_sides)
             further = torch.tensor([0, spec.base - 1])  # for all FURTHER places at once
             total = len(further) * math.prod(map(len, choices))
             if total > TOO_MANY:
                 windows.why = f"{total:,} questions for a row are too many to enumerate"
                 return windows
             for table in torch.cartesian_prod(further, *choices).split(2 ** 18):
-                digits = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
-                operands = spec.admit(*digits.split(sizes, 1))
-                windows.add(*arrange(config.task, operands), [row])
+                operands = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
+                operands = spec.admit(*operands.split(sizes, 1))
+                windows.add(*arrange(config.task, operands, config.align), [row])
                 if windows.clash:
                     return windows
     windows.add_drawn(narrowest - spec.headroom)
@@ -1007,6 +1071,41 @@ def prove(model, questions):
             break
     return margin, worst
 
+def verdict(model, windows):
+    """Windows of a trained model -> {"proved", "why" not}, and "windows" and "margin" where they
+    could be enumerated."""
+    found = dict(proved=False, why=windows.clash or windows.why)
+    if found["why"]:
+        return found
+    margin, worst = prove(model, windows.questions)
+    found |= dict(windows=len(windows.tokens), margin=round(margin, 3))
+    if margin < MARGIN:
+        found["why"] = f"{question_text(model.config, worst)} is wrong or in doubt"
+    else:
+        windows.add_drawn(8, 60)
+        found["why"] = windows.clash or windows.why
+        found["proved"] = not found["why"]
+    return found
+
+def until_proved(windows):
+    """-> function (model) that ends a training when the model is proved; None if none can be."""
+    if windows.clash or windows.why:
+        return None
+
+    def proved(model):
+        return prove(model, windows.questions)[0] >= MARGIN
+    return proved
+
+ONE_LAYER = "a proof needs one decoder layer, no encoder and the robust rules"
+
+def windows_of_method(config):
+    """-> Windows of a method whose bias is fixed, and whose positions repeat or are none."""
+    if config.n_encoder or config.n_layer > 1:
+        windows = Windows(config)
+        windows.why = ONE_LAYER
+        return windows
+    return enumerate_windows(config)
+
 def deciding_lines(config, attention):
     """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
     write the same token. Raises: RunFailed where no lines decide.
@@ -1015,11 +1114,11 @@ def deciding_lines(config, attention):
     yielded. If windows are too many, or others are seen than were enumerated, the next directions
     are tried, and if nothing decides these lines are yielded last, unproved. Lines along (1, 0) and
     (1, -1) come first; if some of them decide, those along (1, 0) and (1, 1) are left out."""
-    if config.rules == "paper" or config.n_encoder or config.n_layer > 1:
+    if config.rules != "robust" or config.n_encoder or config.n_layer > 1:
         kappa = RULES[config.rules]["kappa"]
         lines = calibrate(config, attention, kappa, DIRECTIONS[0])
         windows = Windows(config, lines)
-        windows.why = "a proof needs one decoder layer, no encoder and the robust rules"
+        windows.why = ONE_LAYER
         yield kappa, lines, windows
         return
     tried, clash, unproved, decided = [], "", None, False
@@ -1113,7 +1212,11 @@ def Config(task="successor", model="", preset="fast", **given):
     if model not in models:
         raise BadInput(f"--model: {task} is learned by {', '.join(models)}")
     kind = SYSTEMS[model].options
-    given = (kind.paper if preset == "paper" else {}) | given
+    method = METHODS.get(given.get("method", getattr(kind, "method", "")))
+    changed = method.defaults if method else {}
+    if preset == "paper":
+        changed = changed | kind.paper
+    given = changed | given
     for name in given:
         if name not in kind.__dataclass_fields__:
             raise BadInput(f"{flag(name)}: not an option of {task}, {model}")
@@ -1124,7 +1227,7 @@ class Seq2SeqOptions(Options):
     """Options of encoder-decoders. The task decides rate, batch and steps that are 0 here."""
     samples: int = 1000  # questions a length; above 100 digits at most 200
     method: str = "abc"  # positions and attention, see --list
-    rules: str = "robust"  # of calibration, robust or paper
+    rules: str = "robust"  # of calibration: robust, or those of a source, paper (v1), v2, code
     n_encoder: int = 0  # encoder layers
     n_layer: int = 1  # decoder layers
     n_head: int = 4  # attention heads
@@ -1141,11 +1244,11 @@ class Seq2SeqOptions(Options):
     # Not options:
     clip = 16  # offsets of relative tables
     betas = (0.9, 0.98)
-    choices = Options.choices | dict(method=METHODS, rules=("robust", "paper"),
+    choices = Options.choices | dict(method=METHODS, rules=RULES,
                                      optimizer=("muon", "adam"))
     # v2, App. B and D. Batch and steps are those of sums in the authors' code; retraining takes a
     # tenth.
-    paper = dict(rules="paper", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
+    paper = dict(rules="v2", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
                  optimizer="adam", lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000,
                  width=61, samples=10_000)
 
@@ -1172,7 +1275,7 @@ class Seq2SeqOptions(Options):
         if not spec.width <= max(self.widths) <= 2000:
             raise BadInput(f"--width: {self.width} is not {spec.width} to 2,000")
         calibrated = METHODS[self.method].calibrated
-        if max(self.lengths) > 2000 and (self.rules == "paper" or not calibrated):
+        if max(self.lengths) > 2000 and (self.rules != "robust" or not calibrated):
             raise BadInput("--lengths: above 2,000 digits only abc, robust")
         self.check_heads()
 
@@ -1414,21 +1517,28 @@ def learn(run):
     """Make the parts of a run of an encoder-decoder that are not there. Source: v1, Sec. 5; v2,
     App. D. Differs: short numbers come more often at first (not in preset "paper"); rates fall; see
     `retrain`. Raises: RunFailed."""
-    # 1. A model with the method's positions learns the training numbers; for ABC a vanilla one.
+    # 1. A model with the method's positions learns the training numbers; for ABC a vanilla one. If
+    # the method's windows can be enumerated, it ends when it is proved.
     config, calibrated = run.config, METHODS[run.config.method].calibrated
     name, first = "model", config
     if calibrated:
         # It is not tested; lengths above 2,000 are not for vanilla models.
         name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
+    windows, done = None, None
+    if METHODS[config.method].period and "proof" not in run.parts:
+        windows = windows_of_method(config)
+        done = until_proved(windows)
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)
-    fit(run, model, name, config.steps, short_first=config.preset == "fast", falling=0.4)
+    fit(run, model, name, config.steps, config.preset == "fast", 0.4, done)
     if calibrated:
         # 2. Its attention is averaged over training numbers.
         run.part("attention", average_attention, model)
         # 3. A model without positions is trained with lines of that attention as its bias.
         run.part("proof", retrain, run, model)
         model = build(config, run.parts).to(run.device)
+    elif METHODS[config.method].period:
+        run.part("proof", verdict, model, windows)
     run.part("tests", evaluate, model, config, run.report)
 
 def average_attention(teacher):
@@ -1448,15 +1558,14 @@ def attempts(config, attention):
 
 def retrain(run, teacher):
     """Train models with lines of the teacher's attention until one is proved; it is the part
-    "model" -> the part "proof": {"proved", "why" not, "kappa", "attempt", "lines"}, and "windows"
-    and "margin" where they could be enumerated.
+    "model" -> the part "proof": its `verdict` and "kappa", "attempt", "lines".
 
         attempt 1  the first lines that decide, from the teacher's weights
         attempt 2  a new model, twice the steps; the teacher's may be set on something else
         attempts 3 and 4  the same with the next lines
 
     The last attempt is kept if none is proved. What cannot be proved is trained once to the end.
-    With rules "paper", as there, all models are new."""
+    By the sources' rules, as there, all models are new."""
     config = run.config
     for attempt, (found, anew) in enumerate(attempts(config, run.parts["attention"]), 1):
         kappa, lines, windows = found
@@ -1465,26 +1574,13 @@ def retrain(run, teacher):
         model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
         if not anew:
             model.load_state_dict(teacher.state_dict())
-        proof = dict(proved=False, why=windows.why, kappa=kappa, attempt=attempt,
-                     lines=[line._asdict() for line in lines])
-        if windows.why:
-            fit(run, model, name, steps)
-            break
-
-        def proved(model):
-            return prove(model, windows.questions)[0] >= MARGIN
-
-        if anew:
+        if anew and not windows.why:
             steps = 2 * steps
-        fit(run, model, name, steps, done=proved)
-        margin, worst = prove(model, windows.questions)
-        proof |= dict(windows=len(windows.tokens), margin=round(margin, 3))
-        if margin >= MARGIN:
-            windows.add_drawn(8, 60)
-            proof["why"] = windows.clash or windows.why
-            proof["proved"] = not proof["why"]
+        fit(run, model, name, steps, done=until_proved(windows))
+        proof = dict(kappa=kappa, attempt=attempt, lines=[line._asdict() for line in lines])
+        proof |= verdict(model, windows)
+        if proof["proved"] or windows.clash or windows.why:
             break
-        proof["why"] = f"{decode(worst[1:-1])} is wrong or in doubt"
     run.parts["model"] = run.parts.pop(name)
     return proof
 
@@ -1492,7 +1588,7 @@ def build(config, parts):
     """Parts of a run, of any system -> its trained model. Raises: BadInput."""
     with kept_right():
         model = SYSTEMS[config.model].model(config)
-        if "proof" in parts:
+        if "lines" in parts.get("proof", {}):
             lines = [Line(**line) for line in parts["proof"]["lines"]]
             model.bias = calibrated_bias(config, lines)
         model.load_state_dict(parts["model"]["weights"])
@@ -1833,11 +1929,14 @@ def summary(record):
         name = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}[direction]
         yield (f"  layer {layer + 1} {attention:<5} head {head + 1}: {name}, block {block + 1}, "
                f"offset {offset}, bias {value:.2f}, z {z:.1f}")
-    if proof and proof["proved"]:
-        yield (f"proof     exact at every length: right on all {proof['windows']:,} windows, by "
-               f"{proof['margin']:.1f} or more; kappa {proof['kappa']}")
-    elif proof:
-        yield f"proof     not proved: {proof['why']}; kappa {proof['kappa']}"
+    if proof:
+        found = f"not proved: {proof['why']}"
+        if proof["proved"]:
+            found = (f"exact at every length: right on all {proof['windows']:,} windows, by "
+                     f"{proof['margin']:.1f} or more")
+        if "kappa" in proof:
+            found += f"; kappa {proof['kappa']}"
+        yield f"proof     {found}"
     for name in "before", "tests":
         tests = record[name]
         if tests:
