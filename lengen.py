@@ -518,21 +518,25 @@ def bind(entry, config):
     return functools.partial(entry, config)
 
 class Transformer(nn.Module):
-    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. Differs: the scale of
-    embeddings is the method's; for "paper" the authors' 1.33."""
+    """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. "paper": matrices start
+    as in the authors' code, embeddings with a standard deviation of 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
         self.config, method, C = config, METHODS[config.method], config.d_model
         self.embedding = nn.Embedding(len(VOCAB), C)
-        scale = {"fast": method.embedding, "paper": 1.33}[config.preset]
-        nn.init.normal_(self.embedding.weight, std=scale)
+        nn.init.normal_(self.embedding.weight, std=method.embedding)
         self.position = bind(method.position, config)
         self.bias = bias or bind(method.bias, config)
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Layer(config, False) for _ in range(config.n_encoder))
         self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
-        self.norm = nn.LayerNorm(C) if config.preset == "fast" else nn.Identity()
+        self.norm = nn.LayerNorm(C)
         self.head = nn.Linear(C, len(VOCAB))
+        if config.preset == "paper":
+            for weight in self.parameters():
+                if weight.dim() == 2:
+                    nn.init.xavier_uniform_(weight)
+            self.embedding.weight.data *= math.sqrt(C)
 
     def embed(self, tokens, side):
         """Tokens (B, T) of the "source" or "target" -> (B, T, C)."""
@@ -1096,13 +1100,19 @@ def until_proved(windows):
         return prove(model, windows.questions)[0] >= MARGIN
     return proved
 
-ONE_LAYER = "a proof needs one decoder layer, no encoder and the robust rules"
+def has_windows(config):
+    """Does what a row writes depend on what it sees alone?"""
+    method = METHODS[config.method]
+    placed = method.rotate or method.relative or (method.position and not method.period)
+    return config.rules == "robust" and config.n_layer == 1 and not config.n_encoder and not placed
+
+NO_WINDOWS = "a proof needs one decoder layer, no encoder, no positions and the robust rules"
 
 def windows_of_method(config):
     """-> Windows of a method whose bias is fixed, and whose positions repeat or are none."""
-    if config.n_encoder or config.n_layer > 1:
+    if not has_windows(config):
         windows = Windows(config)
-        windows.why = ONE_LAYER
+        windows.why = NO_WINDOWS
         return windows
     return enumerate_windows(config)
 
@@ -1114,11 +1124,11 @@ def deciding_lines(config, attention):
     yielded. If windows are too many, or others are seen than were enumerated, the next directions
     are tried, and if nothing decides these lines are yielded last, unproved. Lines along (1, 0) and
     (1, -1) come first; if some of them decide, those along (1, 0) and (1, 1) are left out."""
-    if config.rules != "robust" or config.n_encoder or config.n_layer > 1:
+    if not has_windows(config):
         kappa = RULES[config.rules]["kappa"]
         lines = calibrate(config, attention, kappa, DIRECTIONS[0])
         windows = Windows(config, lines)
-        windows.why = ONE_LAYER
+        windows.why = NO_WINDOWS
         yield kappa, lines, windows
         return
     tried, clash, unproved, decided = [], "", None, False
@@ -1825,6 +1835,7 @@ class Encoder(Transformer):
         for layer in self.encoder:
             layer.feed_forward[1] = nn.GELU()
         if config.preset == "paper":
+            self.norm = nn.Identity()  # the last layer ends in one
             self.dropout = nn.Sequential(nn.LayerNorm(config.d_model), self.dropout)
             for weight in self.parameters():
                 if weight.dim() == 2:

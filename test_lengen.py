@@ -434,10 +434,19 @@ def test_transformer_equals_torchs_layers(double, preset):
         theirs = nn.TransformerDecoderLayer(16, 2, 64, **options)
         layer_into_torch(ours, theirs)
         x = theirs(x, memory, L.causal_bias(5)[0], cross.repeat(2, 1, 1))
-    if preset == "fast":
-        x = F.layer_norm(x, (16,), model.norm.weight, model.norm.bias)
+    nn.init.normal_(model.norm.weight)
+    x = F.layer_norm(x, (16,), model.norm.weight, model.norm.bias)
     model.bias = lambda layer, kind, T, S: cross if kind == "cross" else None
     torch.testing.assert_close(model(source, target), model.head(x))
+
+def test_matrices_start_as_in_the_authors_code():
+    """Xavier's bounds, which a uniform draw nearly reaches; embeddings times sqrt(C)."""
+    model = L.Transformer(L.Config(preset="paper", n_layer=1))
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            bound = math.sqrt(6 / sum(weight.shape)) * (math.sqrt(128) if "embed" in name else 1)
+            assert 0.95 * bound < weight.abs().max().item() <= bound, name
+    assert model.embedding.weight.std().item() == pytest.approx(1.33, rel=0.05)
 
 def test_dropout_is_on_embeddings_weights_feed_forward_and_sublayers(monkeypatch):
     shapes, x, model = [], (2, 5, 16), L.Transformer(small(dropout=0.5, n_encoder=0, n_layer=1))
@@ -913,6 +922,16 @@ def test_a_long_question_that_needs_another_token_voids_the_proof(monkeypatch):
     monkeypatch.setattr(L, "prove", lambda model, questions: (9.0, None))
     proof = learned(config).parts["proof"]
     assert not proof["proved"] and "look the same to a row" in proof["why"]
+
+@pytest.mark.parametrize("changes", [
+    dict(position=L.sinusoids), dict(position=L.LearnedPositions), dict(rotate=L.rope),
+    dict(relative="k")])
+def test_a_calibrated_method_with_positions_is_not_proved(monkeypatch, changes):
+    monkeypatch.setitem(L.METHODS, "abc", L.METHODS["abc"]._replace(**changes))
+    monkeypatch.setattr(L, "calibrate", lambda *given: deciding("successor"))
+    config = small(task="successor", method="abc", n_layer=1, n_encoder=0)
+    (kappa, lines, windows), = L.deciding_lines(config, ())
+    assert "no positions" in windows.why
 
 @pytest.mark.parametrize("weight", [float("nan"), INF, 1e30])
 def test_what_is_no_number_or_beyond_precision_is_not_proved(finished, weight):
@@ -1644,3 +1663,92 @@ def test_long_numbers_in_little_memory(finished, digits, samples, most):
     [row] = json.loads(run.communicate()[0])["tests"]["rows"]
     assert row["correct"] == row["n"] == samples
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < most  # of the largest so far
+
+# ---- Position schemes from outside: each formula as a plain loop
+def distances(kind, T, S):
+    """How far key j lies behind query i; keys of the source are counted from its end."""
+    return [[i - (S - 1 - j if kind == "cross" else j) for j in range(S)] for i in range(T)]
+
+def t5_bucket(d):
+    if d < 16:
+        return d
+    return min(31, 16 + int(16 * math.log(d / 16) / math.log(8)))
+
+def scheme_formula(name, part, h, d, largest):
+    """The bias of head h at distance d >= 0, in Python's floats."""
+    def softplus(x):
+        return math.log(1 + math.exp(x))
+    def network(x):
+        first, _, second = part
+        hidden = [max(0.0, float(w) * x + float(b)) for w, b in zip(first.weight[:, 0], first.bias)]
+        return sum(float(w) * y for w, y in zip(second.weight[h], hidden)) + float(second.bias[h])
+    if name == "t5":
+        return part.weight[t5_bucket(d), h].item()
+    if name == "kerple":
+        r1, r2 = (softplus(float(r[h, 0, 0])) for r in part.r)
+        return -r1 * math.log(1 + r2 * d)
+    if name == "learned-alibi":
+        return -math.exp(float(part.log_slope[h, 0, 0])) * d
+    if name == "sandwich":
+        return sum(math.cos(d / 10000 ** (2 * k / 128)) for k in range(64)) / (8 * (h + 1) / 2)
+    if name == "dynamic":
+        return network(math.log(1 + d))
+    c, limit = abs(float(part.c)), abs(float(part.limit))
+    return network(math.log(c * d + 1) / math.log(c * max(limit, largest) + 1))
+
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "sandwich", "learned-alibi", "dynamic"])
+def test_biases_of_other_schemes(double, schemes, name):
+    bias = schemes.SCHEMES[name].bias(small(n_encoder=1)).double()
+    for weight in bias.parameters():
+        nn.init.normal_(weight, mean=0.5)
+    for kind, T, S in (("self", 20, 20), ("cross", 5, 40), ("encoder", 9, 9)):
+        found, d = bias(0, kind, T, S), distances(kind, T, S)
+        for h, i, j in itertools.product(range(2), range(T), range(S)):
+            side = kind + ("" if kind == "self" else " behind" if d[i][j] >= 0 else " ahead")
+            if kind == "self" and d[i][j] < 0:
+                continue                                     # closed by the causal mask
+            sign = -1 if side.endswith("ahead") else 1
+            largest = max(sign * x for x in d[i])
+            expected = scheme_formula(name, bias.parts[side], h, abs(d[i][j]), largest)
+            assert float(found[h, i, j]) == pytest.approx(expected, abs=1e-5)
+
+def test_positions_of_other_schemes(schemes):
+    """Digits of one place share a vector, also with the row that has just written that place."""
+    config = L.Config("addition", method="abacus")
+    question, answer = L.example("addition", "123", "45")    # $0123+0045& -> $8610&
+    assert schemes.places(config, "source", len(question)).tolist() == [0, 4, 3, 2, 1] * 2 + [0]
+    assert schemes.coupled(config, "source", len(question)).tolist() == [5, 4, 3, 2, 1] * 2 + [0]
+    assert schemes.places(config, "target", len(answer)).tolist() == [0, 1, 2, 3, 4, 5]
+    for name in "abacus", "coupling":
+        model = schemes.SCHEMES[name].position(config)
+        index = schemes.SCHEMES[name].position.index
+        torch.manual_seed(3)
+        start = int(torch.randint(100, ()))
+        for training, shift in (True, start), (False, 0):
+            model.train(training)
+            torch.manual_seed(3)
+            for side in "source", "target":                  # one draw for both
+                rows = [n + (shift if n or name == "coupling" else 0)
+                        for n in index(config, side, 11).tolist()]
+                assert torch.equal(model(side, 11), model.weight[rows])
+    assert start > 0
+
+def test_random_positions_of_both_sides_are_one_subset(schemes):
+    model = schemes.Randomized(small())
+    waves = L.sinusoidal(torch.arange(schemes.MOST), 16)
+    for training in (True, False):
+        model.train(training)
+        at = [[int((waves - row).abs().sum(1).argmin()) for row in model(side, T)]
+              for side, T in (("source", 12), ("target", 9))]
+        assert at[0][::-1][:9] == at[1] and at[1] == sorted(set(at[1]))
+        assert (at[1] == list(range(9))) != training
+
+@pytest.fixture
+def schemes():
+    """Without it METHODS is as it was."""
+    before = dict(L.METHODS)
+    from results import schemes
+    L.METHODS.update(schemes.SCHEMES)
+    yield schemes
+    L.METHODS.clear()
+    L.METHODS.update(before)

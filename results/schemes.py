@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: MIT
+"""Other people's position schemes beside ABC: one architecture, the same data, steps and seeds.
+
+python -m results.schemes          # run what has no record yet (JOBS=2: two at a time)
+python -m results.schemes --table  # print the tables
+
+Each scheme is an entry of METHODS made here, from its formula. Positions of the source are counted
+from its end, so that digit i of a number is as far from row i at every length; a bias has numbers of
+its own for keys on either side of cross-attention. Random draws are shared by source and target,
+and are made in training alone. Rates are chosen on held-out training numbers, for each scheme from
+the same three; of each, seed 100 alone is used.
+"""
+
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import lengen as L
+
+RECORDS = Path(__file__).parent / "schemes.jsonl"
+MOST = 1024  # learned or random positions
+
+# -----
+# Biases of distances d >= 0, (T, S) -> (H, T, S)
+
+class T5(nn.Embedding):
+    """A scalar for each bucket: exact up to 15, then in logarithmic steps up to 128. Source: Raffel
+    et al. 2020, Sec. 2.1 and code (Apache 2.0)."""
+    def __init__(self, config):
+        super().__init__(32, config.n_head)
+
+    def forward(self, d):
+        far = 16 + 16 * (d.clamp(min=16) / 16).log() / math.log(128 / 16)
+        bucket = torch.where(d < 16, d, far.long().clamp(max=31))
+        return super().forward(bucket.to(self.weight.device)).permute(2, 0, 1)
+
+class KerpleLog(nn.Module):
+    """-r1 log(1 + r2 d), r1 and r2 learned. Source: Chi et al. 2022 (KERPLE; Apache 2.0)."""
+    def __init__(self, config):
+        super().__init__()
+        self.r = nn.Parameter(torch.zeros(2, config.n_head, 1, 1))
+
+    def forward(self, d):
+        r1, r2 = F.softplus(self.r)
+        return -r1 * (1 + r2 * d.to(r2)).log()
+
+class LearnedAlibi(nn.Module):
+    """-slope * d, slopes learned. Source: Press et al. 2022, Sec. 3 (MIT)."""
+    def __init__(self, config):
+        super().__init__()
+        self.log_slope = nn.Parameter(L.alibi_slopes(config.n_head).log()[:, None, None])
+
+    def forward(self, d):
+        return -self.log_slope.exp() * d.to(self.log_slope)
+
+class Dynamic(nn.Sequential):
+    """A small network of log(1 + d). Source: Liu et al. 2022 (Swin V2; MIT)."""
+    def __init__(self, config):
+        super().__init__(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, config.n_head))
+
+    def forward(self, d):
+        return super().forward(d.to(self[0].weight).log1p()[..., None]).permute(2, 0, 1)
+
+class Fire(Dynamic):
+    """The network of psi(d) / psi(max(limit, row's largest d)), psi(x) = log(c x + 1). Source: Li et
+    al. 2024 (FIRE)."""
+    def __init__(self, config):
+        super().__init__(config)
+        self.c, self.limit = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(8.0))
+
+    def forward(self, d):
+        d = d.to(self.c)
+        largest = torch.maximum(self.limit.abs(), d.amax(1, keepdim=True))
+        share = (self.c.abs() * d).log1p() / (self.c.abs() * largest).log1p()
+        return nn.Sequential.forward(self, share[..., None]).permute(2, 0, 1)
+
+class Sandwich(nn.Module):
+    """Sum of cos(d / 10000^(2k / 128)), k = 0 .. 63, over 8 h / H. Source: Chi et al. 2023
+    (Sandwich)."""
+    def __init__(self, config):
+        super().__init__()
+        self.ratio = 8 * torch.arange(1, config.n_head + 1)[:, None, None] / config.n_head
+
+    def forward(self, d):
+        wave = 10000.0 ** (-torch.arange(64) / 64)
+        return (d[..., None] * wave).cos().sum(2) / self.ratio
+
+def by_distance(part):
+    """-> class of a bias: `part` for keys behind a query, another one for those ahead, and others
+    for each kind of attention; layers share them."""
+    class ByDistance(nn.Module):
+        def __init__(self, config):
+            super().__init__()
+            sides = ["self", "cross behind", "cross ahead"]
+            if config.n_encoder:
+                sides += ["encoder behind", "encoder ahead"]
+            self.parts = nn.ModuleDict({side: part(config) for side in sides})
+
+        def forward(self, layer, kind, T, S):
+            index = torch.arange(S)
+            if kind == "cross":
+                index = index.flip(0)
+            d = torch.arange(T)[:, None] - index
+            if kind == "self":
+                return self.parts["self"](d.clamp(min=0))
+            behind = self.parts[f"{kind} behind"](d.clamp(min=0))
+            return torch.where(d.to(behind.device) < 0,
+                               self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
+    return ByDistance
+
+# -----
+# Positions
+
+def places(config, side, T):
+    """Index of each token: digits from 1 on, from the last digit of their number on; markers 0."""
+    if side == "target":
+        return torch.arange(T)  # START, digit 0, digit 1, ...
+    blocks = L.column_blocks(config.task, T)
+    return torch.cat([F.pad(torch.arange(1, width).flip(0), (1, 0)) for width in blocks])
+
+def coupled(config, side, T):
+    """The same, but the marker in front of a number is one above its first digit, as END is in the
+    answer; the end marker is 0, as START is."""
+    if side == "target":
+        return torch.arange(T)
+    blocks = L.column_blocks(config.task, T)[:-1]
+    return torch.cat([torch.arange(1, width + 1).flip(0) for width in blocks] + [torch.tensor([0])])
+
+class Abacus(nn.Embedding):
+    """A learned vector for the place of a digit, from a random place on in training. Source: McLeish
+    et al. 2024, Sec. 3 (MIT)."""
+    index = staticmethod(places)
+    shift_markers = False
+
+    def __init__(self, config):
+        super().__init__(MOST, config.d_model)
+        nn.init.normal_(self.weight, std=0.3)
+        self.config, self.start = config, 0
+
+    def forward(self, side, T):
+        if side == "source":
+            self.start = int(torch.randint(100, ())) if self.training else 0
+        index = self.index(self.config, side, T)
+        shift = self.start * (torch.ones_like(index) if self.shift_markers else (index > 0))
+        return super().forward((index + shift).to(self.weight.device))
+
+class Coupling(Abacus):
+    """Abacus with markers that take part. Source: Cho et al. 2024, Sec. 3 (Position Coupling)."""
+    index = staticmethod(coupled)
+    shift_markers = True
+
+class Randomized(nn.Module):
+    """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in tests.
+    Source: Ruoss et al. 2023, Sec. 3 (Apache 2.0), which draws in tests, too."""
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+
+    def forward(self, side, T):
+        if side == "source":
+            self.at = torch.arange(MOST)
+            if self.training:
+                self.at = torch.randperm(MOST)[:T].sort().values
+        at = self.at[:T]
+        return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
+
+SCHEMES = {
+    "t5": L.Method("T5's buckets", bias=by_distance(T5)),
+    "kerple": L.Method("KERPLE, logarithmic", bias=by_distance(KerpleLog)),
+    "fire": L.Method("FIRE", bias=by_distance(Fire)),
+    "sandwich": L.Method("Sandwich", bias=by_distance(Sandwich)),
+    "learned-alibi": L.Method("ALiBi, slopes learned", bias=by_distance(LearnedAlibi)),
+    "dynamic": L.Method("a network of the distance", bias=by_distance(Dynamic)),
+    "abacus": L.Method("Abacus", Abacus),
+    "coupling": L.Method("Position Coupling", Coupling),
+    "randomized": L.Method("randomized positions", Randomized),
+    "cyclic": L.Method("position index modulo 3 alone", L.cyclic_sinusoids),
+}
+L.METHODS.update(SCHEMES)
+
+# -----
+# Runs
+
+STEPS = {"successor": 1500, "addition": 3000}
+RATES = (2e-3, 4e-3, 8e-3)
+OTHERS = ("vanilla", "nope", "alibi", "rope", "rpe-k")  # of the file itself, on the same terms
+SEEDS = (0, 1, 2)
+DEEP = dict(n_encoder=1, n_layer=6)
+for name in (*SCHEMES, *OTHERS):
+    L.METHODS[f"{name}, nine widths"] = L.METHODS[name]._replace(n_width=9)
+
+def job(method, task, seed, lr, lengths=(6, 10, 20, 60), **more):
+    """Options of a run."""
+    return dict(method=method, task=task, seed=seed, lr=lr, steps=STEPS[task], lengths=lengths,
+                **more)
+
+def execute(options):
+    """-> the record of a run, with the numbers that its scheme learns."""
+    torch.set_num_threads(1)
+    config = L.Config(**options)
+    run = L.Run(config)
+    L.learn(run)
+    model = L.build(config, run.parts)
+    learned = 0
+    for part in model.position, model.bias:
+        if isinstance(part, nn.Module):
+            learned += sum(weight.numel() for weight in part.parameters())
+    return dict(options=options, learned=learned, record=L.make_record(run))
+
+def read():
+    """Records by their options."""
+    found = {}
+    if RECORDS.exists():
+        for line in RECORDS.read_text(encoding="utf-8").splitlines():
+            kept = json.loads(line)
+            found[json.dumps(kept["options"])] = kept
+    return found
+
+def finish(jobs):
+    """Run those that have no record."""
+    done = read()
+    missing = [options for options in jobs if json.dumps(options) not in done]
+    with multiprocessing.Pool(int(os.environ.get("JOBS", 1)), maxtasksperchild=1) as pool:
+        for kept in pool.imap_unordered(execute, missing):
+            with RECORDS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(kept) + "\n")
+            print(line_of([kept]), flush=True)
+    return read()
+
+def held_out(kept):
+    """-> share of held-out training numbers that are exact at the end, less the loss."""
+    step, loss, share = kept["record"]["train"]["model"]["curve"][-1]
+    return share, -loss
+
+def best_rate(found, method, task, **more):
+    """-> the rate with most held-out numbers right at seed 100; of equal ones the lowest loss."""
+    tried = [job(method, task, 100, lr, (6,), **more) for lr in RATES]
+    return max(RATES, key=lambda lr: held_out(found[json.dumps(tried[RATES.index(lr)])]))
+
+def exact(kept, digits):
+    """-> percent of random questions."""
+    for row in kept["record"]["tests"]["rows"]:
+        if (row["digits"], row["set"]) == (digits, "random"):
+            return 100 * row["correct"] / row["n"]
+
+def span(values):
+    """-> median (least - most), rounded down."""
+    low, middle, high = (math.floor(10 * x) / 10 for x in (min(values), median(values), max(values)))
+    return f"{middle:g}" if low == high else f"{middle:g} ({low:g} - {high:g})"
+
+def line_of(group):
+    """-> a row of a table, of runs that differ in their seeds."""
+    options, steps = group[0]["options"], group[0]["record"]["train"]["model"]["steps"]
+    cells = [span([100 * held_out(kept)[0] for kept in group])]
+    cells += [span([exact(kept, n) for kept in group]) for n in options["lengths"]]
+    seconds = median(kept["record"]["train"]["model"]["seconds"] for kept in group)
+    layers = "1 + 6" if options.get("n_layer") == 6 else "1"
+    return (f"| {options['task']} | {options['method']} | {layers} | {group[0]['learned']:,} | "
+            f"{options['lr']:g} | {' | '.join(cells)} | {steps:,} | {seconds:.0f} | {len(group)} |")
+
+def table(found, methods, **more):
+    """-> lines: a row a task and method; the seeds that were tested."""
+    yield ("| task | scheme | layers | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | steps | "
+           "seconds | seeds |")
+    yield "|" + "---|" * 13
+    for task in STEPS:
+        for method in methods:
+            group = [kept for kept in found.values() if kept["options"]["seed"] != 100 and all(
+                kept["options"].get(name) == value for name, value in
+                dict(dict(n_layer=None), task=task, method=method, **more).items())]
+            if group:
+                yield line_of(group)
+
+def main(argv):
+    methods = (*SCHEMES, *OTHERS)
+    if argv == ["--table"]:
+        for line in (*table(read(), methods), *table(read(), [m for m in L.METHODS if "," in m]),
+                     *table(read(), L.METHODS, **DEEP)):
+            print(line)
+        return 0
+    if argv:
+        print("schemes: the only option is --table", file=sys.stderr)
+        return 2
+    pairs = [(method, task) for task in STEPS for method in methods]
+    found = finish([job(*pair, 100, lr, (6,)) for pair in pairs for lr in RATES])
+    finish([job(*pair, seed, best_rate(found, *pair)) for seed in SEEDS for pair in pairs])
+    return 0
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
