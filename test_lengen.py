@@ -97,7 +97,7 @@ def command(capsys, monkeypatch, tmp_path):
     def run(*arguments):
         capsys.readouterr()
         code, (out, err) = L.main([*map(str, arguments)]), capsys.readouterr()
-        told = [x for x in err.splitlines() if not x.endswith("held-out right; raise --steps")]
+        told = [x for x in err.splitlines() if not x.endswith("right; raise --steps")]
         return code, out, told                               # small models have learned little
     monkeypatch.chdir(tmp_path)
     return run
@@ -1533,6 +1533,16 @@ def test_shares_and_their_intervals(correct, n, low, high, shown):
     from results import records
     assert records.wilson(correct, n) == pytest.approx((low, high), abs=1e-6)
     assert L.percent(correct / n) == shown
+
+@pytest.mark.parametrize("config, right, said", [
+    (dict(model="seq2seq"), 0.989, ["the teacher has 98.9% of held-out right"]),
+    (dict(model="seq2seq"), 0.99, []),
+    (dict(model="universal", train_digits=5), 0.5, ["the model has 98.9% of 5 digits right"]),
+    (dict(model="universal", train_digits=6), 0.5, [])])
+def test_what_is_not_learned_at_its_length_is_said(config, right, said):
+    parts = {"teacher": dict(curve=[[100, 0.1, right]]), "attempt 1": dict(curve=[[9, 1.0, 0.0]])}
+    rows = [dict(digits=5, correct=989, n=1000), dict(digits=6, correct=990, n=1000)]
+    assert [*L.unlearned(dict(config=config, train=parts, tests=dict(rows=rows)))] == said
 
 # ---- README and companions: scripts run as printed, records and pictures made by hand
 def test_scripts_run(scripts):

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""A table for each table of the four sources that was run: the paper's percentage -> ours.
+
+python -m results.papers           # compare results/README.md with the records; exit code 1 if not
+python -m results.papers --write   # put the tables into it
+"""
+
+import sys
+from pathlib import Path
+
+from results import claims
+
+README = Path(__file__).parent / "README.md"
+# Options that old records leave out.
+USUAL = dict(n_encoder=0, n_layer=1, width=0, rules="robust", preset="fast", even=False, prime=0,
+             finetune=0, n_train=5000)
+ALL, NONE = "100 100 100 100", "100 0 0 0"
+
+# Percent exact at 6, 10, 20 and 60 digits. v1 has the same numbers, and at 50 digits those of 60.
+V2_TABLE_1 = {
+    "successor": {"vanilla": NONE, "window": ALL, "window-cyclic": ALL, "window-nope": ALL,
+                  "alibi": "1.3 0 0 0", "rope": NONE},
+    "addition": {"vanilla": NONE, "window": NONE, "window-cyclic": ALL,
+                 "window-nope": "99.95 99.81 99.76 99.35", "alibi": "0 0 0 0", "rope": NONE,
+                 "rpe-k": "100 99.9 21.3 -"},
+    "parity": {"vanilla": "29.23 0.29 0 0", "window": ALL, "window-cyclic": ALL,
+               "window-nope": ALL},
+    "parity-label": {"vanilla": "52 52 52 52"},
+    "nx1": {"vanilla": NONE, "window": "100 6 0 0", "window-cyclic": ALL,
+            "window-nope": "99.89 99.63 99.39 98.31", "rope": NONE},
+}
+V2_TABLE_3 = {"successor": ALL, "addition": "100 100 99.9 99.8", "nx1": ALL}
+NOT_IN_PAPER = ("nope", "ape", "rpe-k", "rpe-kq", "alibi-decoder", "alibi", "rope")
+
+# Rows of Jelassi's tables: options as printed, the paper's percentages, records beside them.
+UNI = dict(model="universal")
+SUMS = UNI | dict(task="addition", even=True, n_train=50_000, width=14, steps=21_000)
+MODULAR = dict(even=True, batch=256, dropout=0.0, width=12, n_train=5000)
+SHARED = UNI | MODULAR | dict(n_encoder=3)
+DIGIT = UNI | dict(task="multiplication", second_digits=1, n_encoder=3, width=9, steps=6000,
+                   lr=0.002, dropout=0.0, n_train=5000, prime=0, finetune=0)
+ELEMENTS = dict(task="elementwise-addition", width=22, lr=0.002, even=False)
+JELASSI = {
+    "Table 1, sums; base and large": ((5, 6, 10, 15, 20), [
+        ("`ape`, 2 rounds", ("", "2 to 3.1", "0", "0", "0"),
+         UNI | dict(task="addition", method="ape", steps=4000)),
+        ("`rpe-k`, 6 rounds of width 256", ("", "92.1 to 100", "70.6 to 99.9", "31.2 to 98.3",
+         "0.1 to 18.2"), SUMS | dict(method="rpe-k")),
+        ("`rpe-kq`, the same", ("", "90.8 to 99.7", "22.5 to 58", "0 to 31.1", "0 to 1.4"),
+         SUMS | dict(method="rpe-kq"))]),
+    "Table 2a, sums modulo 100": ((5, 6, 10, 15, 20), [
+        ("`ape`", ("100", "99.5", "73.3", "43.4", "21.3"),
+         MODULAR | dict(task="modular-addition", model="encoder", method="ape", steps=2400)),
+        ("`rpe-k`", ("100", "100", "86.9", "36", "3.4"),
+         MODULAR | dict(task="modular-addition", model="encoder", method="rpe-k", steps=5000)),
+        ("`rpe-kq`, 3 rounds", ("100", "100", "100", "99.4", "84.5"),
+         SHARED | dict(task="modular-addition", method="rpe-kq", clip=3, steps=1800))]),
+    "Table 2b, products modulo 100": ((5, 10, 20), [
+        ("`ape`", ("100", "98.8", "96.2"),
+         MODULAR | dict(task="modular-multiplication", model="encoder", method="ape", steps=8000)),
+        ("`rpe-kq`", ("100", "100", "100"),
+         MODULAR | dict(task="modular-multiplication", model="encoder", method="rpe-kq", clip=3,
+                        steps=8000))]),
+    "Table 3, products of one digit": ((5, 6, 7), [
+        ("`ape`", ("100", "1.5", "0"), DIGIT | dict(method="ape")),
+        ("`rpe-k`", ("100", "12.2", "0"), DIGIT | dict(method="rpe-k", finetune=500)),
+        ("`rpe-kq`", ("100", "9.2", "0"), DIGIT | dict(method="rpe-kq"))]),
+    "Table 6, element-wise sums": ((5, 6, 10, 15, 20), [
+        ("`ape`", ("100", "5.3", "0", "0", "0"), ELEMENTS | dict(method="ape")),
+        ("`rpe-k`", ("100", "97.5", "90.5", "86.2", "78.1"), ELEMENTS | dict(method="rpe-k"))]),
+}
+
+
+def matching(file, **wanted):
+    """Of each seed the last record whose options are these; None asks for an option left out."""
+    found = {}
+    for record in claims.read(file):
+        config = USUAL | record["config"] | dict(changed=record.get("changed"))
+        if all(config.get(name) == value for name, value in wanted.items()):
+            found[config["seed"]] = record
+    return list(found.values())
+
+
+def cell(published, values):
+    """The paper's percentage -> ours."""
+    ours = claims.span(values) if values else "not run"
+    return f"{published} -> {ours}" if published else ours
+
+
+def row(heads, published, runs, lengths):
+    """heads, a cell a length, and how many seeds; of runs with fine-tuning the tests before it."""
+    stage = "before" if runs and runs[0].get("before") else "tests"
+    cells = []
+    for number, n in zip(published, lengths):
+        cells.append(cell(number, claims.percents(runs, n, stage=stage)))
+    return f"| {' | '.join([*heads, *cells])} | {len(runs) or '-'} |"
+
+
+def head(names):
+    return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+
+
+def settings(task, method):
+    """-> layers, steps and runs of each recorded way to train a method, the deepest last."""
+    groups = {}
+    for record in claims.read("methods"):
+        config = USUAL | record["config"]
+        if (config["task"], config["method"], config["preset"]) == (task, method, "fast"):
+            steps = record["train"]["model"]["steps"] if config.get("steps") is None else config["steps"]
+            layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
+            groups.setdefault((layers, steps), {})[config["seed"]] = record
+    return sorted((layers, steps, list(runs.values())) for (layers, steps), runs in groups.items())
+
+
+def accuracy_table(task_rows):
+    """v2, Table 1: a row a task, method and way to train it."""
+    lengths = (6, 10, 20, 60)
+    yield from head(["task", "method", "layers", "steps", "held-out", *map(str, lengths), "seeds"])
+    for task, methods in task_rows.items():
+        for method in {**methods, **dict.fromkeys(NOT_IN_PAPER, "")}:
+            published = methods.get(method, "").split() or [""] * 4
+            for layers, steps, runs in settings(task, method):
+                known = [100 * r["train"]["model"]["curve"][-1][2] for r in runs]
+                heads = [task, f"`{method}`", layers, f"{steps:,}", claims.span(known)]
+                yield row(heads, published, runs, lengths)
+
+
+def calibration_table():
+    """v2, Table 3: ABC by the defaults, and by the sources' rules."""
+    lengths = (6, 10, 20, 60)
+    yield from head(["task", "rules", *map(str, lengths), "hard, 60", "seeds"])
+    for task in (*V2_TABLE_3, "parity"):
+        published = V2_TABLE_3.get(task, "- - - -").split()
+        groups = [("robust", claims.records("abc", task=task))]
+        for rules in "paper", "v2", "code":
+            for changed in None, "start":
+                runs = [r for r in matching("rules", task=task, rules=rules, changed=changed)]
+                if runs:
+                    groups.append((rules + (" + start token" if changed else ""), runs))
+        for rules, runs in groups:
+            cells = [cell(number, claims.percents(runs, n)) for number, n in zip(published, lengths)]
+            hard = claims.span(claims.percents(runs, 60, "hard"))
+            yield f"| {task} | {rules} | {' | '.join(cells)} | {hard} | {len(runs)} |"
+
+
+def jelassi_tables():
+    """A table each; what was not run says so."""
+    for title, (lengths, rows) in JELASSI.items():
+        yield f"\n{title}:\n"
+        yield from head(["model", *map(str, lengths), "seeds"])
+        for name, published, wanted in rows:
+            yield row([name], published, matching("encoders", **wanted), lengths)
+
+
+TABLES = {"v2 table 1": lambda: accuracy_table(V2_TABLE_1), "v2 table 3": calibration_table,
+          "jelassi": jelassi_tables}
