@@ -459,7 +459,8 @@ METHODS = {
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi_of_decoder),
-    "rope": Method("rotated queries and keys, every attention", rotate=rope, steps=6),
+    "rope": Method("rotated queries and keys, every attention", rotate=rope, steps=10,
+                   defaults=dict(lr=4e-3)),
     "rpe-k": Method("relative table for keys, every attention", relative="k", steps=4),
     "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
     # Sinusoids of long numbers are known only if zeros have filled their places in training. Large
@@ -1223,8 +1224,10 @@ def Config(task="successor", model="", preset="fast", **given):
     if model not in models:
         raise BadInput(f"--model: {task} is learned by {', '.join(models)}")
     kind = SYSTEMS[model].options
-    method = METHODS.get(given.get("method", getattr(kind, "method", "")))
-    changed = method.defaults if method else {}
+    changed = {}
+    if kind is Seq2SeqOptions:
+        method = METHODS.get(given.get("method", kind.method))
+        changed = method.defaults if method else {}
     if preset == "paper":
         changed = changed | kind.paper
     given = changed | given

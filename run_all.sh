@@ -24,30 +24,36 @@ list_abc() {
 
 list_methods() {
     local at="--lengths 6,10,20,60,200" deep="--n-encoder 1 --n-layer 6"
-    local successor="--task successor --steps 350" addition="--task addition --steps 2000 --lr 4e-3"
+    local successor="--task successor" addition="--task addition --steps 2000 --lr 4e-3"
     local nx1="--task nx1 --steps 1200 --lr 4e-3 --batch 64" parity="--task parity --steps 320"
     for task in "$successor" "$addition" "$nx1" "$parity"; do
-        for method in vanilla nope ape alibi rope rpe-k rpe-kq alibi-decoder; do
+        for method in vanilla nope ape alibi alibi-decoder; do
             seeds "0 1 2" methods $task --method $method $at
-        done
-        for method in window window-cyclic window-nope; do
-            seeds "0 1 2" methods $task --steps 1500 --method $method $at
         done
         seeds "0 1 2" methods $task --steps 1500 --method window-nope $deep $at
     done
-    seeds "0 1 2" methods $successor --steps 1500 --method rope $at
+    for task in successor addition nx1 parity; do
+        seeds "0 1 2" methods --task $task --method window
+        for method in window-cyclic window-nope rope rpe-k rpe-kq; do
+            seeds "0 1 2" methods --task $task --method $method $at
+        done
+    done
+    seeds "0 1 2" methods --task parity-label --method vanilla --steps 2000
     seeds "0 1 2" methods $addition --steps 1500 --method window-cyclic $deep $at
     for method in vanilla rope alibi rpe-k; do
-        seeds 0 methods $successor --method $method $deep $at
+        seeds 0 methods $successor --method $method --steps 350 $deep $at
         seeds 0 methods $addition --method $method $deep $at
     done
-    local size="--method window --preset paper --optimizer muon --lr 4e-3 --batch 64"
-    seeds "0 1 2" methods $successor --steps 300 $size --samples 1000
-    seeds "0 1 2" methods --task parity --steps 200 $size --samples 1000
-    local rules="--rules paper --width 61 --n-head 8 --lr 4e-3 --batch 64"
-    seeds "0 1 2" methods $successor --steps 1000 --retrain-steps 350 $rules
-    seeds 0 methods --task addition --steps 2000 --retrain-steps 1000 $rules
-    seeds 0 methods --task nx1 --steps 2000 --retrain-steps 1000 $rules
+}
+
+list_rules() {
+    local size="--width 61 --n-head 8 --lr 4e-3 --batch 64"
+    for rules in paper v2 code; do
+        seeds "0 1 2" rules --rules $rules $size --task successor --steps 1000
+        for task in addition nx1; do
+            seeds "0 1 2" rules --rules $rules $size --task $task --steps 2000 --retrain-steps 1000
+        done
+    done
 }
 
 list_encoders() {

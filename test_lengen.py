@@ -1569,14 +1569,14 @@ def test_tables(tmp_path, capsys):
                               for name, s in (("teacher", 2.0), ("model", 5.0))})
     records[3]["tests"]["seconds"] = 1.5
     (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, records)))
-    assert tables.main([str(tmp_path / "runs.jsonl"), "--published"]) == 0
+    assert tables.main([str(tmp_path / "runs.jsonl")]) == 0
     out = capsys.readouterr().out
     lines = [[x.strip() for x in line.split("|")[1:-1]] for line in out.splitlines() if "|" in line]
     head, abc, plain = lines[0], dict(zip(lines[0], lines[2])), dict(zip(lines[0], lines[3]))
     assert head[:4] == ["method", "changed", "20", "60 hard"]
     assert abc["20"] == "85.3 (33.3-100.0), 1/4"                 # of 33.3, 70.7, 99.9 and 100
     assert abc["60 hard"] == "99.7 (99.6-99.9), 0/4"             # 99.75, rounded down
-    assert abc["seeds"] == "1, 2, 3, 4" and abc["papers"] == "100 at each"
+    assert abc["seeds"] == "1, 2, 3, 4"
     assert plain["20"] == "77.7 (75.0-80.2)"                     # Wilson's interval
     assert plain["changed"] == "--d-model 32" and plain["method"] == "vanilla"
     assert "| 3 | 20 | random | 999 of 1,000 |" in out            # of the seeds that failed
@@ -1622,6 +1622,22 @@ def test_claims_of_the_readme(tmp_path, monkeypatch):
     for number in "94.4", "1,000 questions", "of 10 seeds", "of 20 seeds":
         (tmp_path / "README.md").write_text(README.replace(number, number[:-1] + "?"))
         assert claims.main([]) == 1
+
+def test_tables_of_the_papers(tmp_path, monkeypatch, capsys):
+    """results/README.md has them; a cell made by hand from counts."""
+    from results import claims, papers
+    assert papers.main([]) == 0
+    monkeypatch.setattr(papers, "README", tmp_path / "README.md")
+    text = (HERE / "results" / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "README.md").write_text(text.replace(" -> ", " > ", 1), encoding="utf-8")
+    assert papers.main([]) == 1 and papers.main(["--write"]) == papers.main([]) == 0
+    runs = [written_record(seed, correct) for seed, correct in ((1, 1000), (2, 707), (3, 998))]
+    line = papers.row(["n + 1"], ["93.5", "0"], runs, (20, 6))
+    assert line == "| n + 1 | 93.5 -> 99.8 (70.7 - 100) | 0 -> not run | 3 |"
+    (tmp_path / "some.jsonl").write_text("\n".join(map(json.dumps, runs * 2)))
+    monkeypatch.setattr(claims, "HERE", tmp_path)
+    assert len(papers.matching("some", method="abc", even=False)) == 3
+    assert not papers.matching("some", method="vanilla")
 
 def test_speed(capsys):
     from results import speed

@@ -72,7 +72,7 @@ JELASSI = {
 
 
 def matching(file, **wanted):
-    """Of each seed the last record whose options are these; None asks for an option left out."""
+    """Of each seed the last record whose options are these; None: an option that is not there."""
     found = {}
     for record in claims.read(file):
         config = USUAL | record["config"] | dict(changed=record.get("changed"))
@@ -154,3 +154,34 @@ def jelassi_tables():
 
 TABLES = {"v2 table 1": lambda: accuracy_table(V2_TABLE_1), "v2 table 3": calibration_table,
           "jelassi": jelassi_tables}
+
+
+def check(write):
+    """-> lines in which results/README.md differs from the records; none that it has now."""
+    text, wrong = README.read_text(encoding="utf-8"), []
+    for name, table in TABLES.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)
+        old, after = rest.split(end)
+        new = "".join(f"{line}\n" for line in table())
+        if old != new:
+            wrong.append(name)
+        text = before + start + new + end + after
+    if write:
+        README.write_text(text, encoding="utf-8")
+        return []
+    return wrong
+
+
+def main(argv=None):
+    options = sys.argv[1:] if argv is None else argv
+    if options not in ([], ["--write"]):
+        print("papers: the only option is --write", file=sys.stderr)
+        return 2
+    wrong = check(bool(options))
+    print("".join(f"{name} differs\n" for name in wrong), end="")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

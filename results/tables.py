@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables of finished runs, in Markdown: python -m results.tables FILE_OR_DIR... [--published]
+"""Tables of finished runs, in Markdown: python -m results.tables FILE_OR_DIR...
 
 Arguments are folders of runs and .jsonl files of records. Runs are grouped by task, method and
 changed options; of equal group and seed the last counts. Seeds are never pooled.
@@ -13,20 +13,6 @@ from statistics import mean, median
 import lengen as L
 from results import records
 
-# Percent at 6 / 10 / 15 / 20 / 50 / 60 digits, of parity at 20 to 200 bits. ABC v2, Tables 1, 3;
-# 50 digits, of "abc" and "rpe-k" (quoted from Jelassi) also 15: ABC v1, Tables 1, 3.
-ALL, NONE = "100 at each", "100, then 0"
-MOST = {"window": ALL, "window-cyclic": ALL, "window-nope": ALL, "abc": ALL}
-PUBLISHED = {
-    "successor": MOST | {"vanilla": NONE, "rope": NONE, "alibi": "1.3, then 0"},
-    "addition": MOST | {"vanilla": NONE, "rope": NONE, "window": NONE, "alibi": "0 at each",
-                        "window-nope": "99.95 / 99.81 / 99.84 / 99.76 / 99.35 / 99.35",
-                        "rpe-k": "100 / 99.9 / 97.2 / 21.3 / - / -",
-                        "abc": "100 / 100 / 99.9 / 99.9 / 99.8 / 99.8"},
-    "nx1": MOST | {"vanilla": NONE, "rope": NONE, "window": "100 / 6.0 / 0.19 / 0 / 0 / 0",
-                   "window-nope": "99.89 / 99.63 / 99.49 / 99.39 / 98.31 / 98.31"},
-    "parity": MOST | {"vanilla": "29.23 / 0.29 / 0 / 0 / - / 0", "abc": "does not interpolate"},
-    "parity-label": {"vanilla": "52.0 to 52.6"}}
 def down(share):
     """Percent, rounded down: 100.0 is all."""
     return f"{math.floor(1000 * share) / 10:.1f}"
@@ -54,7 +40,7 @@ def soft_share(row):
     """Mean share right of all places."""
     return Fraction(round(1e6 * mean(row["places"])), 10 ** 6)
 
-def accuracy(key, runs, columns, published):
+def accuracy(key, runs, columns):
     """-> cells of one group, {column: cell}."""
     task, method, change = key
     cells, n = {"method": method, "changed": change}, set()
@@ -69,8 +55,6 @@ def accuracy(key, runs, columns, published):
     if task == "consecutive":
         for name in "neighbour_gap", "checkerboard", "circle_order":
             cells[name.replace("_", " ")] = span([r.get(name) for r in runs], "{:.2f}".format)
-    if published:
-        cells["papers"] = PUBLISHED.get(task, {}).get(method, "-")
     for r in runs:
         n |= {row["n"] for row in r["columns"].values()}
     cells["s"] = span([r.get("seconds") for r in runs])
@@ -106,7 +90,7 @@ def failures(key, runs):
 def random_first(column):
     return column[1] != "random", column
 
-def tables(groups, published):
+def tables(groups):
     """-> title and rows {column: cell} of every table."""
     for task in dict.fromkeys(key[0] for key in groups):
         same_task = {key: runs for key, runs in groups.items() if key[0] == task}
@@ -115,7 +99,7 @@ def tables(groups, published):
             for r in runs:
                 columns |= r["columns"].keys()
         columns = sorted(columns, key=random_first)
-        yield task, [accuracy(key, runs, columns, published) for key, runs in same_task.items()]
+        yield task, [accuracy(key, runs, columns) for key, runs in same_task.items()]
     costs, failed = [], []
     for key, runs in groups.items():
         if L.METHODS[key[1]].calibrated:
@@ -132,7 +116,6 @@ def print_row(cells):
 def main(argv=None):
     parser = L.Parser(prog="tables", description="Tables of finished runs, in Markdown.")
     parser.add_argument("paths", nargs="+", metavar="FILE_OR_DIR", help="runs, files of records")
-    parser.add_argument("--published", action="store_true", help="with the papers' percentages")
     try:
         options = parser.parse_args(argv)
         groups = records.read(options.paths)
@@ -142,9 +125,8 @@ def main(argv=None):
     if not groups:
         return 2
     print("Percent exact by digits: median seed (least-most), exact seeds/seeds, or (Wilson 95%")
-    print("interval); s: training and tests.", end="")
-    print(" Papers: at 6 / 10 / 15 / 20 / 50 / 60 digits." if options.published else "")
-    for title, rows in tables(groups, options.published):
+    print("interval); s: training and tests.")
+    for title, rows in tables(groups):
         if rows:
             print(f"\n### {title}\n")
             print_row(rows[0])
