@@ -448,7 +448,7 @@ class Method(NamedTuple):
     defaults: dict = {}  # of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; positions must stand out
     calibrated: bool = False  # the bias comes from a model trained before
-    # If its bias is a window, and its positions repeat after so many rows, a proof is tried; 0: not.
+    # A bias that is a window can be proved if positions are none (1) or repeat after so many rows.
     period: int = 0
 
 WINDOW = Method("", bias=window, n_width=9, align=True)
@@ -511,6 +511,11 @@ class Layer(nn.Module):
         """Feed-forward. Rows come in pieces, so that a million of them fit."""
         return torch.cat([self.feed_forward(rows) for rows in x.split(2 ** 12, 1)], 1)
 
+@functools.lru_cache(maxsize=4)
+def causal_mask(T, device):
+    """`causal_bias`, made once for all layers."""
+    return causal_bias(T).to(device)
+
 def bind(entry, config):
     """A function of a method with its config in place, or a module made from it; or None."""
     if entry is None:
@@ -557,8 +562,8 @@ class Transformer(nn.Module):
             raise ValueError(f"{kind} bias of layer {layer}: {bias.shape}, not (H, {T}, {S})")
         if kind != "self":
             return bias
-        mask = causal_bias(T)
-        return mask if bias is None else bias + mask.to(bias)
+        mask = causal_mask(T, self.head.weight.device)
+        return mask if bias is None else bias.to(mask.device) + mask
 
     def read(self, source):
         """source (B, S) -> memory (B, S, C)"""
@@ -724,9 +729,9 @@ def abc_bias(attention, M, N, rules="robust", blocks=None, mask=0.0, **changes):
     It must be averaged over examples, not over heads (nn.MultiheadAttention has an option).
 
     For other models; a run uses its two parts, `find_lines` and `lay_out`, layer by layer. rules:
-    "robust", or one of the sources', see RULES; `changes` replace single ones. blocks: [(columns now, then)] of parts of the columns,
-    see `find_lines`; by default there are none. mask: `causal_bias(M)` for self-attention. Raises:
-    ValueError.
+    "robust", or one of the sources', see RULES; `changes` replace single ones. blocks: [(columns
+    now, then)] of parts of the columns, see `find_lines`; by default there are none. mask:
+    `causal_bias(M)` for self-attention. Raises: ValueError.
     """
     if attention.dim() != 3 or not attention.isfinite().all():
         raise ValueError(f"attention is (H, m, n) and finite. Got {attention.shape}.")

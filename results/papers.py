@@ -106,10 +106,11 @@ def settings(task, method):
     for record in claims.read("methods"):
         config = USUAL | record["config"]
         if (config["task"], config["method"], config["preset"]) == (task, method, "fast"):
-            steps = record["train"]["model"]["steps"] if config.get("steps") is None else config["steps"]
+            steps = config.get("steps") or record["train"]["model"]["steps"]
             layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
             groups.setdefault((layers, steps), {})[config["seed"]] = record
-    return sorted((layers, steps, list(runs.values())) for (layers, steps), runs in groups.items())
+    for layers, steps in sorted(groups):
+        yield layers, steps, list(groups[layers, steps].values())
 
 
 def accuracy_table(task_rows):
@@ -128,19 +129,18 @@ def accuracy_table(task_rows):
 def calibration_table():
     """v2, Table 3: ABC by the defaults, and by the sources' rules."""
     lengths = (6, 10, 20, 60)
-    yield from head(["task", "rules", *map(str, lengths), "hard, 60", "seeds"])
+    yield from head(["task", "rules", "hard, 60", *map(str, lengths), "seeds"])
     for task in (*V2_TABLE_3, "parity"):
         published = V2_TABLE_3.get(task, "- - - -").split()
         groups = [("robust", claims.records("abc", task=task))]
         for rules in "paper", "v2", "code":
             for changed in None, "start":
-                runs = [r for r in matching("rules", task=task, rules=rules, changed=changed)]
+                runs = matching("rules", task=task, rules=rules, changed=changed)
                 if runs:
                     groups.append((rules + (" + start token" if changed else ""), runs))
         for rules, runs in groups:
-            cells = [cell(number, claims.percents(runs, n)) for number, n in zip(published, lengths)]
             hard = claims.span(claims.percents(runs, 60, "hard"))
-            yield f"| {task} | {rules} | {' | '.join(cells)} | {hard} | {len(runs)} |"
+            yield row([task, rules, hard], published, runs, lengths)
 
 
 def jelassi_tables():

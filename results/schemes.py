@@ -5,9 +5,9 @@ python -m results.schemes          # run what has no record yet (JOBS=2: two at 
 python -m results.schemes --table  # print the tables
 
 Each scheme is an entry of METHODS made here, from its formula. Positions of the source are counted
-from its end, so that digit i of a number is as far from row i at every length; a bias has numbers of
-its own for keys on either side of cross-attention. Random draws are shared by source and target,
-and are made in training alone. Rates are chosen on held-out training numbers, for each scheme from
+from its end, so that digit i of a number is as far from row i at every length; a bias has numbers
+of its own for keys on either side of cross-attention. Random draws are shared by source and
+target, and are made in training alone. Rates are chosen on held-out training numbers, for each scheme from
 the same three; of each, seed 100 alone is used.
 """
 
@@ -71,8 +71,8 @@ class Dynamic(nn.Sequential):
         return super().forward(d.to(self[0].weight).log1p()[..., None]).permute(2, 0, 1)
 
 class Fire(Dynamic):
-    """The network of psi(d) / psi(max(limit, row's largest d)), psi(x) = log(c x + 1). Source: Li et
-    al. 2024 (FIRE)."""
+    """The network of psi(d) / psi(max(limit, row's largest d)), psi(x) = log(c x + 1). Source: Li
+    et al. 2024 (FIRE)."""
     def __init__(self, config):
         super().__init__(config)
         self.c, self.limit = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(8.0))
@@ -136,8 +136,8 @@ def coupled(config, side, T):
     return torch.cat([torch.arange(1, width + 1).flip(0) for width in blocks] + [torch.tensor([0])])
 
 class Abacus(nn.Embedding):
-    """A learned vector for the place of a digit, from a random place on in training. Source: McLeish
-    et al. 2024, Sec. 3 (MIT)."""
+    """A learned vector for the place of a digit, from a random place on in training. Source:
+    McLeish et al. 2024 (MIT)."""
     index = staticmethod(places)
     shift_markers = False
 
@@ -154,13 +154,13 @@ class Abacus(nn.Embedding):
         return super().forward((index + shift).to(self.weight.device))
 
 class Coupling(Abacus):
-    """Abacus with markers that take part. Source: Cho et al. 2024, Sec. 3 (Position Coupling)."""
+    """Abacus with markers that take part. Source: Cho et al. 2024 (Position Coupling)."""
     index = staticmethod(coupled)
     shift_markers = True
 
 class Randomized(nn.Module):
-    """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in tests.
-    Source: Ruoss et al. 2023, Sec. 3 (Apache 2.0), which draws in tests, too."""
+    """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in
+    tests. Source: Ruoss et al. 2023 (Apache 2.0), which draws in tests, too."""
     def __init__(self, config):
         super().__init__()
         self.config = config
@@ -254,7 +254,8 @@ def exact(kept, digits):
 
 def span(values):
     """-> median (least - most), rounded down."""
-    low, middle, high = (math.floor(10 * x) / 10 for x in (min(values), median(values), max(values)))
+    ends = min(values), median(values), max(values)
+    low, middle, high = (math.floor(10 * x) / 10 for x in ends)
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} - {high:g})"
 
 def line_of(group):
@@ -269,8 +270,8 @@ def line_of(group):
 
 def table(found, methods, **more):
     """-> lines: a row a task and method; the seeds that were tested."""
-    yield ("| task | scheme | layers | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | steps | "
-           "seconds | seeds |")
+    yield ("| task | scheme | layers | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | "
+           "steps | seconds | seeds |")
     yield "|" + "---|" * 13
     for task in STEPS:
         for method in methods:
