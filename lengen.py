@@ -303,8 +303,8 @@ def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside, -inf outside. Row i sees, in self-attention, itself and w tokens
     before it; in cross-attention digit i, counted from the end, and the w digits behind it, the end
     marker included. Of interleaved operands (step=2) digits are pairs. Source: v2, App. C.4, and
-    the authors' code for the columns. Differs: the text opens w positions on the other side, too,
-    and names no first column; the code has no pairs."""
+    the authors' code for the columns, of w = 1. Differs: the text opens w positions on the other
+    side, too, and names no first column; the code has no pairs."""
     i, j = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         end = S - 1
@@ -446,6 +446,7 @@ class Method(NamedTuple):
     align: bool = False  # the source interleaves its two operands
     steps: int = 1  # by default it trains for so many times the steps of the task
     defaults: dict = {}  # of other options of a run
+    unary: dict = {}  # more of them, for tasks of one operand
     embedding: float = 0.3  # standard deviation of embeddings; positions must stand out
     calibrated: bool = False  # the bias comes from a model trained before
     # A bias that is a window can be proved if positions are none (1) or repeat after so many rows.
@@ -465,10 +466,11 @@ METHODS = {
     "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
     # Sinusoids of long numbers are known only if zeros have filled their places in training. Large
     # embeddings and dropout, as the authors have them, make what is there count, not where; a
-    # second layer tells the digits of a window apart by those of the row before.
+    # second layer tells the digits of a window apart by those of the row before. With two operands
+    # nothing extrapolates, in v2 neither.
     "window": WINDOW._replace(about="sinusoids, windows in the decoder (v2, +w)", steps=3,
                               position=sinusoids, embedding=1.33,
-                              defaults=dict(width=61, dropout=0.3, n_layer=2)),
+                              unary=dict(width=61, dropout=0.3, n_layer=2)),
     "window-cyclic": WINDOW._replace(about="the same, position index modulo 3 (v2, +T)", steps=6,
                                      position=cyclic_sinusoids, period=3),
     "window-nope": WINDOW._replace(about="windows in the decoder, no positions (v2, NoPE+w)",
@@ -526,7 +528,8 @@ def bind(entry, config):
 
 class Transformer(nn.Module):
     """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. "paper": matrices start
-    as in the authors' code, embeddings with a standard deviation of 1.33."""
+    as in the authors' code, but for q, k and v, which there are smaller by sqrt(2); embeddings have
+    a standard deviation of 1.33."""
     def __init__(self, config, bias=None):
         super().__init__()
         self.config, method, C = config, METHODS[config.method], config.d_model
@@ -646,7 +649,8 @@ def find_lines(attention, kappa, directions=(1, 0, -1), together=False, total=Fa
     in the authors' code. Variants of the sources:
 
     together: mu, sigma and d_max are those of all directions together, as v2 has it.
-    total: d_l is the sum of a line, as in the authors' code. Theirs leaves sums of 0 out.
+    total: d_l is the sum of a line, as in the authors' code. Theirs leaves sums of 0 out, counts
+    equal ones once, and opens the end marker in row 0.
 
     More that differs by the robust rules:
 
@@ -783,7 +787,7 @@ def calibrate(config, attention, kappa, directions):
 
     robust: each layer has lines of its own; self-attention along (1, 1), cross-attention along
     `directions` and in a block for each operand; above `kappa`.
-    Others: the last layer's lines are those of all layers; no blocks. Source: v2, App. D, step 2.
+    Others: the last layer's lines are those of all layers; no blocks. Source: v2, App. D.
     Of a fixed width only the rows that training fills count (authors' code: the first 6).
     """
     rows, layers, found = TASKS[config.task].width + 1, range(config.n_layer), []
@@ -1232,7 +1236,10 @@ def Config(task="successor", model="", preset="fast", **given):
     changed = {}
     if kind is Seq2SeqOptions:
         method = METHODS.get(given.get("method", kind.method))
-        changed = method.defaults if method else {}
+        if method:
+            changed = dict(method.defaults)
+            if len(TASKS[task].operands) == 1:
+                changed |= method.unary
     if preset == "paper":
         changed = changed | kind.paper
     given = changed | given

@@ -32,9 +32,9 @@ list_methods() {
         done
         seeds "0 1 2" methods $task --steps 1500 --method window-nope $deep $at
     done
+    seeds "0 1 2" methods --task parity --method window --width 201 --steps 300 $at
     for task in successor addition nx1 parity; do
-        seeds "0 1 2" methods --task $task --method window
-        for method in window-cyclic window-nope rope rpe-k rpe-kq; do
+        for method in window window-cyclic window-nope rope rpe-k rpe-kq; do
             seeds "0 1 2" methods --task $task --method $method $at
         done
     done
@@ -47,11 +47,10 @@ list_methods() {
 }
 
 list_rules() {
-    local size="--width 61 --n-head 8 --lr 4e-3 --batch 64"
+    local size="--width 61 --n-head 8 --lr 4e-3 --batch 64" long="--steps 2000 --retrain-steps 1000"
     for rules in paper v2 code; do
-        seeds "0 1 2" rules --rules $rules $size --task successor --steps 1000
-        for task in addition nx1; do
-            seeds "0 1 2" rules --rules $rules $size --task $task --steps 2000 --retrain-steps 1000
+        for task in "successor --steps 1000" "addition $long" "nx1 $long"; do
+            seeds "0 1 2" rules --rules $rules $size --task $task
         done
     done
 }
@@ -65,20 +64,18 @@ list_encoders() {
     for modulus in 100 101 128; do
         seeds "0 1 2" encoders --task addition --modulus $modulus $modular $muon
     done
-    local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9"
-    digit="$digit --prime-lengths 7 --lengths 5,6,7,8"
-    for few in "--prime 500" "--finetune 1000"; do
-        seeds "0 1 2 3" encoders --task multiplication $digit $few
-    done
+    local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9 \
+        --prime-lengths 7 --lengths 5,6,7,8"
+    seeds "0 1 2 3" encoders --task multiplication $digit --prime 500
+    seeds "0 1 2 3" encoders --task multiplication $digit --finetune 1000
 }
 
 list_pairs() {
-    local dummy="--task consecutive --dummy --lr 1e-3"
-    seeds "0 1 2 3" pairs --task consecutive
-    seeds "0 1 2 3" pairs --task consecutive --dummy
-    seeds "0 1 2 3" pairs $dummy --d-vocab 256 --plant 0.5 --steps 8000
-    seeds "0 1 2 3" pairs $dummy --batch 300 --d-head 2 --steps 16000
-    seeds "0 1 2 3" pairs $dummy --batch 300 --d-head 4 --steps 6000
+    local dummy="--dummy --lr 1e-3" small="--batch 300 --d-head"
+    for more in "" --dummy "$dummy --d-vocab 256 --plant 0.5 --steps 8000" \
+            "$dummy $small 2 --steps 16000" "$dummy $small 4 --steps 6000"; do
+        seeds "0 1 2 3" pairs --task consecutive $more
+    done
 }
 
 run() {  # run LIST OPTION...
@@ -101,9 +98,7 @@ case ${1:-} in
         done ;;
     full)
         list_abc "$(seq -s ' ' 400 429)"
-        list_methods
-        list_encoders
-        list_pairs ;;
+        list_methods; list_rules; list_encoders; list_pairs ;;
     check) exec python -m pytest -q -s -m check ;;
     *) echo "usage: ./run_all.sh quick|full|check" >&2 && exit 2 ;;
 esac

@@ -1236,16 +1236,28 @@ def runs(tmp_path_factory):
         killed_every(3, small(), base / "stopped", patch, kills=1)
     return base
 
-DAMAGE = """done config = None|parts = 7|parts["model"] = 3
-done config["n_layer"] = -1|config["d_model"] = 8
-done config["task"] = "nothing"|config["colour"] = 3|parts["model"] = {}
-done parts["model"]["weights"] = None|weights["head.weight"] = weights["head.weight"][1:]
-done del weights["head.weight"]|weights["more"] = torch.zeros(2)
-stopped model["weights"] = {}|del model["curve"]|del model["optimizers"][1]
-stopped model["optimizers"] = None|model["steps"] = 10 ** 12|model["steps"] = 'x'"""
+DAMAGE = [  # which of two runs, a line of Python that spoils it
+    ("done", "config = None"),
+    ("done", "parts = 7"),
+    ("done", 'parts["model"] = 3'),
+    ("done", 'config["n_layer"] = -1'),
+    ("done", 'config["d_model"] = 8'),
+    ("done", 'config["task"] = "nothing"'),
+    ("done", 'config["colour"] = 3'),
+    ("done", 'parts["model"] = {}'),
+    ("done", 'parts["model"]["weights"] = None'),
+    ("done", 'weights["head.weight"] = weights["head.weight"][1:]'),
+    ("done", 'del weights["head.weight"]'),
+    ("done", 'weights["more"] = torch.zeros(2)'),
+    ("stopped", 'model["weights"] = {}'),
+    ("stopped", 'del model["curve"]'),
+    ("stopped", 'del model["optimizers"][1]'),
+    ("stopped", 'model["optimizers"] = None'),
+    ("stopped", 'model["steps"] = 10 ** 12'),
+    ("stopped", 'model["steps"] = \'x\''),
+]
 
-@pytest.mark.parametrize("folder, damage", [
-    (row.split()[0], x) for row in DAMAGE.splitlines() for x in row.partition(" ")[2].split("|")])
+@pytest.mark.parametrize("folder, damage", DAMAGE)
 def test_files_that_do_not_fit_cost_one_line(runs, command, tmp_path, folder, damage):
     shutil.copytree(runs / folder, tmp_path / "bad")
     state = torch.load("bad/checkpoint.pt", weights_only=True)
@@ -1374,22 +1386,33 @@ def test_even_numbers_have_every_length_equally_often():
         assert all(lengths[n] == pytest.approx(5000, abs=300) for n in (1, 2, 3, 4))
 
 # ---- 10. Command line: exit codes, one line for bad input, every option from its own limits
-BAD = """--task nothing|--method x|--model x|--preset slow|--rules loose|--optimizer sgd|--steps 1.5
---steps x|--lengths 6,x|--lengths ,|--lengths 10000000000|--samples 1e3|--seeds 0|--base 7
---steps|--json=1|--seeds x|--device gpu|--foo|--tas addition|--width 3|--clip 4|--prime 5
---size base|--dummy|--even|--plant 0.5|--modulus 5|--d-head 4|--finetune 3|--ask|--from nowhere
---n-head 3|--list --json|--json --ask 1|--model head --task addition
---model encoder --task successor|--model seq2seq --task multiplication|--n-layer 2 {E}|--width 3 {E}
---prime 9 --n-train 5 {E}|--rules paper {E}|--size tiny {E}|--n-head 3 {E}
---method window {E}|--method nothing {E}|--n-layer 2 {H}|--dropout 0.1 {H}|--width 9 {H}
---clip 3 {H}|--n-head 2 {H}|--method nope {H}|--n-head 4 --d-model 36 --method rope
---optimizer adam {H}|--preset paper {H}|--seed -1
---seed 4294967296 --seeds 2|--method alibi-decoder {E}|--width 2001|--lr -1
---lengths 2001 --method window
---ask 1+1|--from= --ask 1|--prime-lengths 0 --prime 2 {E}|--d-vocab 3 {H}"""
-BAD = BAD.replace("{E}", "--task addition --model encoder").replace("{H}", "--task consecutive")
+ENCODER, HEAD = "--task addition --model encoder", "--task consecutive"
+BAD = [  # the first option is the one that the line names
+    # No such value
+    "--task nothing", "--method x", "--model x", "--preset slow", "--rules loose",
+    "--optimizer sgd", "--device gpu", f"--size tiny {ENCODER}", f"--method nothing {ENCODER}",
+    # No number, or one out of its limits
+    "--steps", "--steps x", "--steps 1.5", "--samples 1e3", "--seeds x", "--seeds 0", "--seed -1",
+    "--seed 4294967296 --seeds 2", "--lr -1", "--width 3", "--width 2001", "--lengths ,",
+    "--lengths 6,x", "--lengths 10000000000", "--lengths 2001 --method window",
+    f"--width 3 {ENCODER}", f"--prime-lengths 0 --prime 2 {ENCODER}", f"--d-vocab 3 {HEAD}",
+    # No such option, or none of this task, model or command
+    "--foo", "--tas addition", "--base 7", "--json=1", "--clip 4", "--prime 5", "--size base",
+    "--dummy", "--even", "--plant 0.5", "--modulus 5", "--d-head 4", "--finetune 3",
+    f"--n-layer 2 {ENCODER}", f"--rules paper {ENCODER}", f"--n-layer 2 {HEAD}",
+    f"--dropout 0.1 {HEAD}", f"--width 9 {HEAD}", f"--clip 3 {HEAD}", f"--n-head 2 {HEAD}",
+    f"--method nope {HEAD}", f"--optimizer adam {HEAD}", f"--preset paper {HEAD}",
+    f"--method window {ENCODER}", f"--method alibi-decoder {ENCODER}",
+    "--list --json", "--json --ask 1",
+    # What does not go together
+    "--model head --task addition", "--model encoder --task successor",
+    "--model seq2seq --task multiplication", "--n-head 3", f"--n-head 3 {ENCODER}",
+    "--n-head 4 --d-model 36 --method rope", f"--prime 9 --n-train 5 {ENCODER}",
+    # No such run
+    "--ask", "--ask 1+1", "--from nowhere", "--from= --ask 1",
+]
 
-@pytest.mark.parametrize("arguments", BAD.replace("\n", "|").split("|"))
+@pytest.mark.parametrize("arguments", BAD)
 def test_bad_input_is_one_line_and_exit_2(command, arguments):
     named = "'nowhere'" if "nowhere" in arguments else arguments.split()[0].partition("=")[0]
     named = "'' cannot be used" if named == "--from" else named
@@ -1426,6 +1449,18 @@ def test_options_of_a_run_make_it_again(model):
         with contextlib.suppress(L.BadInput):
             config = small(model, **given)
             assert L.Config(**dataclasses.asdict(config)) == config == dataclasses.replace(config)
+
+def test_methods_bring_defaults_which_options_replace():
+    def of(task, **given):
+        c = L.Config(task, **given)
+        return c.n_layer, c.width, c.dropout, c.lr, c.steps
+    assert of("successor", method="window") == (2, 61, 0.3, 4e-3, 3 * 350)
+    assert of("addition", method="window") == (1, 0, 0.0, 6e-3, 3 * 600)
+    assert of("successor", method="window", n_layer=1, dropout=0.0) == (1, 61, 0.0, 4e-3, 3 * 350)
+    assert of("successor", method="window", preset="paper") == (6, 61, 0.3, 1e-5, 460_000)
+    assert of("addition", method="rope") == (1, 0, 0.0, 4e-3, 10 * 600)
+    assert of("addition", method="rope", lr=1e-3, steps=5) == (1, 0, 0.0, 1e-3, 5)
+    assert L.Config("addition", "encoder", method="rope").lr == 1e-3
 
 def test_the_paper_preset_is_the_papers():
     c, e = L.Config(preset="paper"), L.Config("addition", "universal", preset="paper")
