@@ -843,7 +843,8 @@ def calibrated_bias(config, lines):
 # -----
 # 6. Proof
 # A calibrated model of one decoder layer, without encoder and positions, can be proved exact at
-# every length, because it can only ever see finitely many things.
+# every length, because it can only ever see finitely many things. So can a model whose method opens
+# a fixed window, if its positions repeat or are none; a token then counts with its index.
 #
 # Row t of its output, which writes digit t of the answer, depends on its *window* alone: the token
 # before it and, for each head, the tokens at its open keys with their biases, in whatever order.
@@ -1553,6 +1554,8 @@ def learn(run):
     windows, done = None, None
     if METHODS[config.method].period and "proof" not in run.parts:
         windows = windows_of_method(config)
+        if windows.clash:
+            run.report(f"no training makes it exact: {windows.clash}")
         done = until_proved(windows)
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)

@@ -847,6 +847,10 @@ def test_a_window_method_ends_when_it_is_proved():
     deep = learned(L.Config("parity", **config | dict(steps=2, n_layer=2), lengths=(6,))).parts
     assert "one decoder layer" in deep["proof"]["why"] and deep["model"]["steps"] == 2
     assert "proof" not in learned(small(task="parity", method="window", width=20)).parts
+    told = []
+    L.learn(L.Run(small(task="successor", method="window-nope", n_layer=1, n_encoder=0),
+                  report=told.append))
+    assert re.fullmatch(r"no training makes it exact: \d+ and \d+ look the same .*", told[0])
 
 def test_a_task_whose_far_digits_matter_is_not_enumerated(monkeypatch):
     """The larger of two numbers depends on digits above; a row that sees two places cannot know."""
