@@ -465,12 +465,12 @@ METHODS = {
     "rpe-k": Method("relative table for keys, every attention", relative="k", steps=4),
     "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
     # Sinusoids of long numbers are known only if zeros have filled their places in training. Large
-    # embeddings and dropout, as the authors have them, make what is there count, not where; a
-    # second layer tells the digits of a window apart by those of the row before. With two operands
+    # embeddings and dropout, as the authors have them, make what is there count, not where; more
+    # layers tell the digits of a window apart by those of the row before. With two operands
     # nothing extrapolates, in v2 neither.
     "window": WINDOW._replace(about="sinusoids, windows in the decoder (v2, +w)", steps=3,
                               position=sinusoids, embedding=1.33,
-                              unary=dict(width=61, dropout=0.3, n_layer=2)),
+                              unary=dict(width=61, dropout=0.3, n_layer=3)),
     "window-cyclic": WINDOW._replace(about="the same, position index modulo 3 (v2, +T)", steps=6,
                                      position=cyclic_sinusoids, period=3),
     "window-nope": WINDOW._replace(about="windows in the decoder, no positions (v2, NoPE+w)",

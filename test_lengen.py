@@ -1458,7 +1458,7 @@ def test_methods_bring_defaults_which_options_replace():
     def of(task, **given):
         c = L.Config(task, **given)
         return c.n_layer, c.width, c.dropout, c.lr, c.steps
-    assert of("successor", method="window") == (2, 61, 0.3, 4e-3, 3 * 350)
+    assert of("successor", method="window") == (3, 61, 0.3, 4e-3, 3 * 350)
     assert of("addition", method="window") == (1, 0, 0.0, 6e-3, 3 * 600)
     assert of("successor", method="window", n_layer=1, dropout=0.0) == (1, 61, 0.0, 4e-3, 3 * 350)
     assert of("successor", method="window", preset="paper") == (6, 61, 0.3, 1e-5, 460_000)

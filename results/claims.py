@@ -101,7 +101,7 @@ def verdicts_on_abc():
                   "Successor {}, nx1 {}, parity {}, all proved; addition by 1 + 6 layers {}",
                   *(cyclic(task=task, **flat) for task in ("successor", "nx1", "parity")),
                   cyclic(task="addition", **deep))
-    window = partial(by, 60, method="window", n_layer=2)
+    window = partial(by, 60, method="window", n_encoder=0)
     yield verdict("reproduced", "windows and sinusoids are exact on successor and parity, and no "
                   "more than interpolate addition and nx1 (v2, Table 1). At 60: {}, {}; {}, {}",
                   *(window(task=task) for task in ("successor", "parity", "addition", "nx1")))
