@@ -1763,12 +1763,13 @@ def scheme_formula(name, part, h, d, largest):
     return network(math.log(c * d + 1) / math.log(c * max(limit, largest) + 1))
 
 @pytest.mark.parametrize("name", ["t5", "kerple", "fire", "sandwich", "learned-alibi", "dynamic"])
+@torch.no_grad()
 def test_biases_of_other_schemes(double, schemes, name):
     bias = schemes.SCHEMES[name].bias(small(n_encoder=1)).double()
     for weight in bias.parameters():
         nn.init.normal_(weight, mean=0.5)
     for kind, T, S in (("self", 20, 20), ("cross", 5, 40), ("encoder", 9, 9)):
-        found, d = bias(0, kind, T, S), distances(kind, T, S)
+        found, d = bias(0, kind, T, S).detach(), distances(kind, T, S)
         for h, i, j in itertools.product(range(2), range(T), range(S)):
             side = kind + ("" if kind == "self" else " behind" if d[i][j] >= 0 else " ahead")
             if kind == "self" and d[i][j] < 0:

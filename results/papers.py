@@ -11,9 +11,6 @@ from pathlib import Path
 from results import claims
 
 README = Path(__file__).parent / "README.md"
-# Options that old records leave out.
-USUAL = dict(n_encoder=0, n_layer=1, width=0, rules="robust", preset="fast", even=False, prime=0,
-             finetune=0, n_train=5000)
 ALL, NONE = "100 100 100 100", "100 0 0 0"
 
 # Percent exact at 6, 10, 20 and 60 digits. v1 has the same numbers but for vanilla parity, and at
@@ -73,7 +70,7 @@ def matching(file, **wanted):
     """Of each seed the last record whose options are these; None: an option that is not there."""
     found = {}
     for record in claims.read(file):
-        config = USUAL | record["config"] | dict(changed=record.get("changed"))
+        config = claims.USUAL | record["config"] | dict(changed=record.get("changed"))
         if all(config.get(name) == value for name, value in wanted.items()):
             found[config["seed"]] = record
     return list(found.values())
@@ -98,8 +95,9 @@ def settings(task, method):
     """-> layers, steps and runs of each recorded way to train a method, the deepest last."""
     groups = {}
     for record in claims.read("methods"):
-        config = USUAL | record["config"]
-        if (config["task"], config["method"], config["preset"]) == (task, method, "fast"):
+        config = claims.USUAL | record["config"]
+        natural = config["width"] in (0, 61)
+        if natural and (config["task"], config["method"]) == (task, method):
             steps = config.get("steps") or record["train"]["model"]["steps"]
             layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
             groups.setdefault((layers, steps), {})[config["seed"]] = record
@@ -133,10 +131,10 @@ def calibration_table():
         published = V2_TABLE_3.get(task, "- - - -").split()
         groups = [("robust", claims.records("abc", task=task))]
         for rules in "paper", "v2", "code":
-            for changed in None, "start":
+            for changed in None, "start", "start+vertical", "start+vertical+self":
                 runs = matching("rules", task=task, rules=rules, changed=changed)
                 if runs:
-                    groups.append((rules + (" + start token" if changed else ""), runs))
+                    groups.append((f"{rules}, {changed}" if changed else rules, runs))
         for rules, runs in groups:
             hard = claims.span(claims.percents(runs, 60, "hard"))
             yield row([task, rules, hard], published, runs, lengths)
