@@ -122,7 +122,10 @@ def read_record(line, folder):
             for row in tests["rows"]:
                 interval = wilson(row["correct"], row["n"])
                 columns[row["digits"], row.get("set", "random")] = row | dict(interval=interval)
-            key = config["task"], config["method"], changed_options(config) + stage
+            changed = changed_options(config)
+            if "changed" in record:  # from outside
+                changed += f" ({record['changed']})"
+            key = config["task"], config["method"], changed + stage
             found.append(record | dict(key=key, seed=config["seed"], columns=columns))
     return found
 
