@@ -96,8 +96,8 @@ def settings(task, method):
     groups = {}
     for record in claims.read("methods"):
         config = claims.USUAL | record["config"]
-        natural = config["width"] in (0, 61)
-        if natural and (config["task"], config["method"]) == (task, method):
+        padded = config["width"] in (0, 61, 201)
+        if padded and (config["task"], config["method"]) == (task, method):
             steps = config.get("steps") or record["train"]["model"]["steps"]
             layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
             groups.setdefault((layers, steps), {})[config["seed"]] = record
