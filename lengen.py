@@ -639,6 +639,16 @@ def line_columns(direction, offset, rows, width):
     inside = (column >= 0) & (column < width)
     return column * inside, inside
 
+def elements_of_lines(part, direction, support):
+    """Some columns of attention, (H, m, width) -> yields (offset, elements (H, K)) of each line
+    that crosses more than this share of the rows."""
+    m, width = part.shape[1:]
+    rows = torch.arange(m)
+    for offset in range(1 - m, width):
+        column, inside = line_columns(direction, offset, rows, width)
+        if inside.sum() > support * m:
+            yield offset, part[:, rows[inside], column[inside]]
+
 def find_lines(attention, kappa, directions=(1, 0, -1), together=False, total=False,
                of_largest=False, support=0.0, blocks=None):
     """The lines of attention (H, m, n) that stand out -> list of Line. Source: v1, Eqs. 1 and 2:
@@ -661,17 +671,13 @@ def find_lines(attention, kappa, directions=(1, 0, -1), together=False, total=Fa
     operand moves away from the end of the source; within its own block its lines stay in place.
     Verticals open in the first column of a block alone: inside a number a column means nothing.
     """
-    m, n = attention.shape[1:]
-    rows, found = torch.arange(m), []
-    for group in [directions] if together else [[direction] for direction in directions]:
+    parts, found = attention.split(blocks or [attention.shape[2]], 2), []
+    groups = [directions] if together else [[direction] for direction in directions]
+    for group in groups:  # lines of a group are compared with one another
         places, values = [], []
-        for direction, (block, part) in itertools.product(
-                group, enumerate(attention.split(blocks or [n], 2))):
-            width = part.shape[2]
-            for offset in range(1 - m, width):
-                column, inside = line_columns(direction, offset, rows, width)
-                if inside.sum() > support * m:
-                    line = part[:, rows[inside], column[inside]]
+        for direction in group:
+            for block, part in enumerate(parts):
+                for offset, line in elements_of_lines(part, direction, support):
                     places.append((direction, block, offset))
                     values.append(line.sum(1) if total else line.mean(1))
         d = torch.stack(values, 1)  # (H, L)

@@ -31,7 +31,7 @@ V2_TABLE_3 = {"successor": ALL, "addition": "100 100 99.9 99.8", "nx1": ALL}
 # Rows of Jelassi's tables: options as printed, the paper's percentages, records beside them.
 UNI = dict(model="universal")
 SUMS = UNI | dict(task="addition", even=True, n_train=50_000, width=14, steps=21_000)
-MODULAR = dict(even=True, batch=256, dropout=0.0, width=12, n_train=5000)
+MODULAR = dict(even=True, batch=256, dropout=0.0, width=12, n_train=5000, lr=0.003)
 SHARED = UNI | MODULAR | dict(n_encoder=3)
 DIGIT = UNI | dict(task="multiplication", second_digits=1, n_encoder=3, width=9, steps=6000,
                    lr=0.002, dropout=0.0, n_train=5000, prime=0, finetune=0)
@@ -123,6 +123,8 @@ def scaffolding_tables():
     numbers = {method: (short, "", long) for method, (short, long) in PARITY.items()}
     yield from method_rows("parity", numbers, (20, 60, 200))
 
+CHANGES = (None, "start", "start+mean", "start+all", "start+vertical", "start+vertical+self")
+
 def calibration_table():
     """v2, Table 3: ABC by the defaults, and by the sources' rules."""
     lengths = (6, 10, 20, 60)
@@ -131,7 +133,7 @@ def calibration_table():
         published = V2_TABLE_3.get(task, "- - - -").split()
         groups = [("robust", claims.records("abc", task=task))]
         for rules in "paper", "v2", "code":
-            for changed in None, "start", "start+vertical", "start+vertical+self":
+            for changed in CHANGES:
                 runs = matching("rules", task=task, rules=rules, changed=changed)
                 if runs:
                     groups.append((f"{rules}, {changed}" if changed else rules, runs))
