@@ -334,23 +334,19 @@ def masked_softmax(scores, bias):
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
 class MultiHeadAttention(nn.Module):
-    """scores = (q k^T + relative) / sqrt(D) + bias; weights = softmax(scores); output = weights v.
+    """weights = softmax(q k^T / sqrt(D) + bias); output = weights v.
 
-    relative: "" none, "k" keys, "kq" keys and queries, at offsets -clip .. clip. rotate: function
-    of q or k (B, H, T, D) and positions (T,), such as `rope`. Source: Vaswani et al. 2017,
-    Sec. 3.2; bias: v2, App. C.4.
+    scores: function or module of q (B, H, T, D) and k (B, H, S, D), in place of q k^T. Source:
+    Vaswani et al. 2017, Sec. 3.2; bias: v2, App. C.4.
     """
-    def __init__(self, d_model, n_head, relative="", clip=16, rotate=None, dropout=0.0,
-                 d_head=None):
+    def __init__(self, d_model, n_head, dropout=0.0, d_head=None):
         super().__init__()
         self.n_head, self.d_head = n_head, d_head or d_model // n_head
-        self.relative, self.rotate = relative, rotate
+        self.scores = None
         inner = n_head * self.d_head
         self.q, self.k, self.v = (nn.Linear(d_model, inner) for _ in range(3))
         self.out = nn.Linear(inner, d_model)
         self.dropout = nn.Dropout(dropout)
-        if relative:
-            self.table = nn.Parameter(torch.randn(2 * clip + 1, self.d_head) / self.d_head ** 0.5)
 
     def heads(self, y):
         """(B, T, H * D) -> (B, H, T, D)"""
@@ -370,20 +366,14 @@ class MultiHeadAttention(nn.Module):
         if isinstance(bias, OpenKeys):
             return self.attend_to_open_keys(x, memory, bias)
         q, k, v = self.project(x, memory)
-        if self.rotate:
-            q = self.rotate(q, torch.arange(q.shape[2], device=q.device))
-            k = self.rotate(k, torch.arange(k.shape[2], device=k.device))
-        scores = q @ k.transpose(2, 3)  # (B, H, T, S)
-        if self.relative:
-            keys = k if self.relative == "kq" else None
-            scores = scores + relative_scores(q, self.table, keys, k.shape[2])
+        scores = self.scores(q, k) if self.scores else q @ k.transpose(2, 3)  # (B, H, T, S)
         weights = masked_softmax(scores / math.sqrt(self.d_head), bias)
         return self.merge(self.dropout(weights) @ v), weights
 
     def attend_to_open_keys(self, x, memory, bias):
         """The same where each row gathers its own keys, without dropout. Rows come in pieces and
         use few columns of the memory, so that a million rows fit."""
-        assert not self.rotate and not self.relative, "OpenKeys have no rotation, no table"
+        assert not self.scores, "OpenKeys have scores of their own"
         outputs, weights = [], []
         for rows in torch.arange(x.shape[1]).split(2 ** 12):
             used, keys = bias.columns[rows].unique(return_inverse=True)  # keys (R, K) among used
@@ -398,8 +388,10 @@ class MultiHeadAttention(nn.Module):
 # 4. Transformer
 # Positions are functions (config, side, T) -> (T, C), added to the embeddings of the "source" or
 # "target". Biases are functions (config, layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None,
-# added to the scores of "encoder", "self" or "cross" attention. Where something is learned, a class
-# of modules stands in place of the function; it is made from config and called with the rest.
+# added to the scores of "encoder", "self" or "cross" attention. Scores are functions (config, kind,
+# q, k) -> (B, H, T, S), in place of q k^T. Where something is learned, a class of modules stands in
+# place of the function; it is made from config, for scores from config and kind, and called with
+# the rest.
 # `config` holds the options of a run, Seq2SeqOptions of section 7.
 
 def sinusoids(config, side, T):
@@ -434,13 +426,34 @@ def alibi_of_decoder(config, layer, kind, T, S):
     if kind == "self":
         return alibi_bias(config.n_head, T, S)
 
+def rotary(config, kind, q, k):
+    """Products of rotated queries and keys."""
+    at = torch.arange(max(q.shape[2], k.shape[2]), device=q.device)
+    return rope(q, at[:q.shape[2]]) @ rope(k, at[:k.shape[2]]).transpose(2, 3)
+
+class RelativeScores(nn.Module):
+    """q k^T and a learned table of offsets, for keys."""
+    queries = False
+
+    def __init__(self, config, kind):
+        super().__init__()
+        D = config.d_model // config.n_head
+        self.table = nn.Parameter(torch.randn(2 * config.clip + 1, D) / D ** 0.5)
+
+    def forward(self, q, k):
+        keys = k if self.queries else None
+        return q @ k.transpose(2, 3) + relative_scores(q, self.table, keys, k.shape[2])
+
+class RelativeScoresOfBoth(RelativeScores):
+    """For keys and queries."""
+    queries = True
+
 class Method(NamedTuple):
     """A method is one entry of METHODS."""
     about: str
     position: Callable = None
     bias: Callable = None
-    rotate: Callable = None  # see MultiHeadAttention
-    relative: str = ""  # relative table in every attention: "k" or "kq"
+    scores: Callable = None
     # At one width END always comes in the same row; several teach to take its row from the source.
     n_width: int = 1  # widths to train at, from the task's on
     align: bool = False  # the source interleaves its two operands
@@ -460,10 +473,11 @@ METHODS = {
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi_of_decoder),
-    "rope": Method("rotated queries and keys, every attention", rotate=rope, steps=10,
+    "rope": Method("rotated queries and keys, every attention", scores=rotary, steps=10,
                    defaults=dict(lr=4e-3)),
-    "rpe-k": Method("relative table for keys, every attention", relative="k", steps=4),
-    "rpe-kq": Method("relative table for keys and queries", relative="kq", steps=4),
+    "rpe-k": Method("relative table for keys, every attention", scores=RelativeScores, steps=4),
+    "rpe-kq": Method("relative table for keys and queries", scores=RelativeScoresOfBoth,
+                     steps=4),
     # Sinusoids of long numbers are known only if zeros have filled their places in training. Large
     # embeddings and dropout, as the authors have them, make what is there count, not where; more
     # layers tell the digits of a window apart by those of the row before. With two operands
@@ -484,12 +498,13 @@ class Layer(nn.Module):
         super().__init__()
         method, C = METHODS[config.method], config.d_model
 
-        def attention():
-            return MultiHeadAttention(C, config.n_head, method.relative, config.clip,
-                                      method.rotate, config.dropout)
+        def attention(kind):
+            made = MultiHeadAttention(C, config.n_head, config.dropout)
+            made.scores = bind(method.scores, config, kind)
+            return made
 
-        self.self_attention = attention()
-        self.cross_attention = attention() if cross else None
+        self.self_attention = attention("self" if cross else "encoder")
+        self.cross_attention = attention("cross") if cross else None
         self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), nn.ReLU(),
                                           nn.Dropout(config.dropout), nn.Linear(4 * C, C))
         self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
@@ -518,13 +533,13 @@ def causal_mask(T, device):
     """`causal_bias`, made once for all layers."""
     return causal_bias(T).to(device)
 
-def bind(entry, config):
-    """A function of a method with its config in place, or a module made from it; or None."""
+def bind(entry, *given):
+    """A function of a method with what is given in place, or a module made from it; or None."""
     if entry is None:
         return None
     if isinstance(entry, type):
-        return entry(config)
-    return functools.partial(entry, config)
+        return entry(*given)
+    return functools.partial(entry, *given)
 
 class Transformer(nn.Module):
     """Encoder-decoder. bias (layer, kind, T, S): in place of the method's. "paper": matrices start
@@ -1121,7 +1136,7 @@ def until_proved(windows):
 def has_windows(config):
     """Does what a row writes depend on what it sees alone?"""
     method = METHODS[config.method]
-    placed = method.rotate or method.relative or (method.position and not method.period)
+    placed = method.scores or (method.position and not method.period)
     return config.rules == "robust" and config.n_layer == 1 and not config.n_encoder and not placed
 
 NO_WINDOWS = "a proof needs one decoder layer, no encoder, no positions and the robust rules"
@@ -1227,7 +1242,8 @@ class Options:
 
     def check_heads(self):
         """Heads, or their channel pairs, must part the width."""
-        parts = 2 * self.n_head if METHODS[self.method].rotate else self.n_head  # RoPE: pairs
+        pairs = METHODS[self.method].scores is rotary
+        parts = 2 * self.n_head if pairs else self.n_head
         if self.d_model % parts:
             raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 
@@ -1394,8 +1410,8 @@ def make_optimizers(model, config):
     """Muon for matrices of layers, Adam at a quarter of its rate for all else; or Adam alone."""
     muon, rest = [], []
     for name, weight in model.named_parameters():
-        # Matrices of encoder.0, decoder.0, ..., without relative tables.
-        matrix = weight.dim() == 2 and "coder." in name and not name.endswith("table")
+        # Matrices of encoder.0, decoder.0, ..., but for what makes scores.
+        matrix = weight.dim() == 2 and "coder." in name and ".scores." not in name
         if matrix and config.optimizer == "muon":
             muon.append(weight)
         else:

@@ -349,17 +349,22 @@ def test_attention_equals_torchs_with_a_bias_a_head(double):
         results.append((output, weights, a.grad, b.grad))
     torch.testing.assert_close(*results)
 
-@pytest.mark.parametrize("relative", ["k", "kq"])
-def test_relative_terms_are_scaled_and_rotation_comes_first(double, relative):
-    ours = L.MultiHeadAttention(8, 2, relative, 2, rotate=lambda y, at: y * (1 + at)[:, None])
-    x, turn, term = torch.randn(3, 5, 8), torch.arange(1, 6)[:, None], torch.zeros(3, 2, 5, 5)
-    q, k, v = (layer(x).view(3, 5, 2, 4).transpose(1, 2) for layer in (ours.q, ours.k, ours.v))
-    q, k = q * turn, k * turn
-    for i, j in itertools.product(range(5), range(5)):
-        both = q[:, :, i] + k[:, :, j] if relative == "kq" else q[:, :, i]
-        term[:, :, i, j] = both @ ours.table[max(-2, min(2, j - i)) + 2] / 2             # sqrt(D)
+@pytest.mark.parametrize("method", ["rope", "rpe-k", "rpe-kq"])
+def test_scores_of_methods_are_scaled_and_replace_the_products(double, method):
+    config = small(method=method)
+    ours = L.Transformer(config).decoder[0].cross_attention
+    x, memory = torch.randn(3, 4, 16), torch.randn(3, 5, 16)
+    q, k, v = (layer(y).view(3, -1, 2, 8).transpose(1, 2)
+               for layer, y in ((ours.q, x), (ours.k, memory), (ours.v, memory)))
+    term = torch.zeros(3, 2, 4, 5)
+    if method == "rope":
+        q, k = L.rope(q, torch.arange(4)), L.rope(k, torch.arange(5))
+    else:
+        for i, j in itertools.product(range(4), range(5)):
+            both = q[:, :, i] + k[:, :, j] if method == "rpe-kq" else q[:, :, i]
+            term[:, :, i, j] = both @ ours.scores.table[j - i + 16] / math.sqrt(8)
     oracle = F.scaled_dot_product_attention(q, k, v, attn_mask=term)
-    torch.testing.assert_close(ours(x, x)[0], ours.out(oracle.transpose(1, 2).flatten(2)))
+    torch.testing.assert_close(ours(x, memory)[0], ours.out(oracle.transpose(1, 2).flatten(2)))
 
 def test_closed_rows_are_zero_and_never_nan(double):
     ours, x = L.MultiHeadAttention(8, 2), torch.randn(2, 4, 8, requires_grad=True)
@@ -463,7 +468,7 @@ def test_causality_and_what_breaks_symmetry(double, method):
     a, b = model(source, target), model(source, other)
     torch.testing.assert_close(a[:, :5], b[:, :5], rtol=0, atol=1e-12)
     assert not torch.allclose(a[:, 5:], b[:, 5:])
-    places = spec.position or spec.rotate or spec.relative or spec.bias or spec.calibrated
+    places = spec.position or spec.scores or spec.bias or spec.calibrated
     assert torch.allclose(a, model(source[:, torch.randperm(19)], target)) == (not places)
 
 def test_methods_put_their_bias_into_every_layer():
@@ -929,8 +934,8 @@ def test_a_long_question_that_needs_another_token_voids_the_proof(monkeypatch):
     assert not proof["proved"] and "look the same to a row" in proof["why"]
 
 @pytest.mark.parametrize("changes", [
-    dict(position=L.sinusoids), dict(position=L.LearnedPositions), dict(rotate=L.rope),
-    dict(relative="k")])
+    dict(position=L.sinusoids), dict(position=L.LearnedPositions), dict(scores=L.rotary),
+    dict(scores=L.RelativeScores)])
 def test_a_calibrated_method_with_positions_is_not_proved(monkeypatch, changes):
     monkeypatch.setitem(L.METHODS, "abc", L.METHODS["abc"]._replace(**changes))
     monkeypatch.setattr(L, "calibrate", lambda *given: deciding("successor"))
@@ -1365,7 +1370,7 @@ def test_clip_is_the_reach_of_relative_tables():
     for config, clip in ((small("encoder", clip=3), 3), (small("encoder", width=9), 18),
                          (small(method="rpe-k"), 16)):
         model = L.SYSTEMS[config.model].model(config)
-        assert model.encoder[0].self_attention.table.shape == (2 * clip + 1, 8)
+        assert model.encoder[0].self_attention.scores.table.shape == (2 * clip + 1, 8)
 
 @pytest.mark.parametrize("task", ENCODING)
 def test_training_sets_are_primed_as_asked(monkeypatch, task):

@@ -5,9 +5,12 @@ python -m results.scheme_runs          # run what has no record yet (JOBS=2: two
 python -m results.scheme_runs --table  # print the tables
 
 Rates are chosen on held-out training numbers, for each scheme from the same three, by seed 100
-alone, which is not tested.
+alone, which is not tested. The four schemes that carry furthest on seeds 0 to 2 are run again on
+seeds 3 to 5: with an encoder layer and six decoder layers, and at nine widths. ABC has the recipe
+of its own, whose rates and steps were chosen on held-out training numbers, too.
 """
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -17,7 +20,6 @@ from pathlib import Path
 from statistics import median
 
 import torch
-import torch.nn as nn
 
 import lengen as L
 from results.schemes import SCHEMES
@@ -26,23 +28,31 @@ RECORDS = Path(__file__).parent / "schemes.jsonl"
 STEPS = {"successor": 1500, "addition": 3000}
 RATES = (2e-3, 4e-3, 8e-3)
 OTHERS = ("vanilla", "nope", "alibi", "rope", "rpe-k")  # of the file itself, on the same terms
-SEEDS = (0, 1, 2)
+SEEDS, FRESH_SEEDS = (0, 1, 2), (3, 4, 5)
+LENGTHS = (6, 10, 20, 60)
+DEEP = dict(n_encoder=1, n_layer=6)
 
-def job(method, task, seed, lr, lengths=(6, 10, 20, 60)):
-    """Options of a run."""
-    return dict(method=method, task=task, seed=seed, lr=lr, steps=STEPS[task], lengths=lengths)
+def job(method, task, seed, lr, lengths=LENGTHS, **more):
+    """Options of a run. n_width: widths to train at, in place of the method's."""
+    return dict(method=method, task=task, seed=seed, lr=lr, steps=STEPS[task], lengths=lengths,
+                **more)
+
+def numbers(config):
+    """-> how many numbers a model learns."""
+    return sum(weight.numel() for weight in L.Transformer(config).parameters())
 
 def execute(options):
     """-> the record of a run, with the numbers that its scheme learns."""
     torch.set_num_threads(1)
-    config = L.Config(**options)
+    given = dict(options)
+    n_width = given.pop("n_width", 0)
+    if n_width:
+        method = L.METHODS[given["method"]]
+        L.METHODS[given["method"]] = method._replace(n_width=n_width)
+    config = L.Config(**given)
     run = L.Run(config)
     L.learn(run)
-    model = L.build(config, run.parts)
-    learned = 0
-    for part in model.position, model.bias:
-        if isinstance(part, nn.Module):
-            learned += sum(weight.numel() for weight in part.parameters())
+    learned = numbers(config) - numbers(dataclasses.replace(config, method="nope"))
     return dict(options=options, learned=learned, record=L.make_record(run))
 
 def read():
@@ -88,27 +98,64 @@ def span(values):
     low, middle, high = (math.floor(10 * x) / 10 for x in ends)
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} - {high:g})"
 
+def total(kept, what):
+    """-> steps or seconds of all trainings of a run; of ABC the teacher's, too."""
+    return sum(part[what] for part in kept["record"]["train"].values())
+
 def line_of(group):
     """-> a row of a table, of runs that differ in their seeds."""
-    options, steps = group[0]["options"], group[0]["record"]["train"]["model"]["steps"]
+    options, config = group[0]["options"], group[0]["record"]["config"]
     cells = [span([100 * held_out(kept)[0] for kept in group])]
     cells += [span([exact(kept, n) for kept in group]) for n in options["lengths"]]
-    seconds = median(kept["record"]["train"]["model"]["seconds"] for kept in group)
+    steps = median(total(kept, "steps") for kept in group)
+    seconds = median(total(kept, "seconds") for kept in group)
     return (f"| {options['task']} | {options['method']} | {group[0]['learned']:,} | "
-            f"{options['lr']:g} | {' | '.join(cells)} | {steps:,} | {seconds:.0f} | {len(group)} |")
+            f"{config['lr']:g} | {' | '.join(cells)} | {steps:,.0f} | {seconds:.0f} | "
+            f"{len(group)} |")
 
-def table(found):
-    """-> lines: a row a task and method; the seeds that were tested."""
-    yield ("| task | scheme | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | steps | "
-           "seconds | seeds |")
-    yield "|" + "---|" * 12
-    groups = {}
+def variant(kept):
+    """-> what a run has other than one layer and its method's widths, in words."""
+    options = kept["options"]
+    if "n_layer" in options:
+        return "1 + 6 layers"
+    return "nine widths" if "n_width" in options else "one layer"
+
+def groups(found):
+    """-> tested runs by (variant, task, method)."""
+    parted = {}
     for kept in found.values():
         options = kept["options"]
-        if options["seed"] in SEEDS:
-            groups.setdefault((options["task"], options["method"]), []).append(kept)
-    for task, method in sorted(groups):
-        yield line_of(groups[task, method])
+        if options["seed"] in SEEDS + FRESH_SEEDS:
+            key = variant(kept), options["task"], options["method"]
+            parted.setdefault(key, []).append(kept)
+    return parted
+
+def table(found):
+    """-> lines: a row a variant, task and method."""
+    parted, before = groups(found), None
+    for key in sorted(parted, key=lambda key: (key[0] != "one layer", key)):
+        if key[0] != before:
+            yield f"{key[0]}:"
+            yield ("| task | scheme | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | "
+                   "steps | seconds | seeds |")
+            yield "|" + "---|" * 12
+        before = key[0]
+        yield line_of(parted[key])
+
+def furthest(found):
+    """-> the four schemes with most right at 10 and 20 digits of both tasks, the median seed; where
+    these are equal, at 60."""
+    parted = groups(found)
+
+    def reach(method):
+        shares = []
+        for n in 10, 20, 60:
+            for task in STEPS:
+                group = parted["one layer", task, method]
+                shares.append(median(exact(kept, n) for kept in group))
+        return sum(shares[:4]), sum(shares[4:])
+
+    return sorted([*SCHEMES, *OTHERS], key=reach)[-4:]
 
 def main(argv):
     if argv == ["--table"]:
@@ -119,7 +166,15 @@ def main(argv):
         return 2
     pairs = [(method, task) for task in STEPS for method in (*SCHEMES, *OTHERS)]
     found = finish([job(*pair, 100, lr, (6,)) for pair in pairs for lr in RATES])
-    finish([job(*pair, seed, best_rate(found, *pair)) for seed in SEEDS for pair in pairs])
+    rates = {pair: best_rate(found, *pair) for pair in pairs}
+    jobs = [job(*pair, seed, rates[pair]) for seed in SEEDS for pair in pairs]
+    jobs += [dict(method="abc", task=task, seed=seed, lengths=LENGTHS)
+             for seed in SEEDS + FRESH_SEEDS for task in STEPS]
+    found = finish(jobs)
+    chosen = [(method, task) for task in STEPS for method in furthest(found)]
+    jobs = [job(*pair, seed, rates[pair], n_width=9) for seed in FRESH_SEEDS for pair in chosen]
+    jobs += [job(*pair, seed, rates[pair], **DEEP) for seed in FRESH_SEEDS for pair in chosen]
+    finish(jobs)
     return 0
 
 if __name__ == "__main__":
