@@ -261,7 +261,12 @@ def sinusoidal(positions, d_model):
 def rope(x, positions):
     """Rotate channel pairs (2p, 2p + 1) of x (B, H, T, D) by positions (T,) * 10000^(-2p/D).
     Source: Su et al. 2021, Eqs. 14 and 34."""
-    sin, cos = sinusoidal(positions, x.shape[-1]).to(x).unflatten(1, (-1, 2)).unbind(2)
+    return rotate(x, sinusoidal(positions, x.shape[-1]).to(x))
+
+def rotate(x, waves):
+    """Rotate channel pairs of x (B, H, T, D) by angles whose sines and cosines are in waves (T, D),
+    in turn."""
+    sin, cos = waves.unflatten(1, (-1, 2)).unbind(2)
     even, odd = x[..., 0::2], x[..., 1::2]
     turned = [even * cos - odd * sin, even * sin + odd * cos]
     return torch.stack(turned, -1).flatten(-2)
@@ -426,10 +431,16 @@ def alibi_of_decoder(config, layer, kind, T, S):
     if kind == "self":
         return alibi_bias(config.n_head, T, S)
 
+@functools.lru_cache(maxsize=4)
+def rotary_waves(T, D, device, dtype):
+    """Sines and cosines for `rotate`, made once for all queries and keys."""
+    return sinusoidal(torch.arange(T, device=device), D).to(dtype)
+
 def rotary(config, kind, q, k):
-    """Products of rotated queries and keys."""
-    at = torch.arange(max(q.shape[2], k.shape[2]), device=q.device)
-    return rope(q, at[:q.shape[2]]) @ rope(k, at[:k.shape[2]]).transpose(2, 3)
+    """Products of queries and keys, rotated as by `rope`."""
+    T, S, D = q.shape[2], k.shape[2], q.shape[3]
+    waves = rotary_waves(max(T, S), D, q.device, q.dtype)
+    return rotate(q, waves[:T]) @ rotate(k, waves[:S]).transpose(2, 3)
 
 class RelativeScores(nn.Module):
     """q k^T and a learned table of offsets, for keys."""
