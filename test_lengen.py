@@ -1815,6 +1815,49 @@ def test_random_positions_of_both_sides_are_one_subset(schemes):
         assert at[0][::-1][:9] == at[1] and at[1] == sorted(set(at[1]))
         assert (at[1] == list(range(9))) != training
 
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+def cope_formula(module, kind, q, k, i, j):
+    """The score of query i (D,) at key j, for one head."""
+    last = i if kind == "self" else len(k) - 1
+    count = min(63, sum(sigmoid(float(q[i] @ k[l])) for l in range(j, last + 1)))
+    share = count - math.floor(count)
+    mixed = (1 - share) * module.vectors[math.floor(count)] + share * module.vectors[math.ceil(count)]
+    return float(q[i] @ (k[j] + mixed))
+
+def forgetting_formula(module, kind, h, q, k, i, j):
+    """The same; what is forgotten is added after the division by sqrt(D)."""
+    def log_f(side, l):
+        return math.log(sigmoid(float(k[l] @ module.w[side, h, :, 0] + module.b[side, h])))
+    here = i if kind == "self" else len(k) - 1 - i               # of the source: its place i
+    step = 1 if kind == "self" else -1                           # from a key towards what came later
+    if (here - j) * step >= 0:
+        forgotten = sum(log_f(0, l) for l in range(j + step, here + step, step))
+    else:
+        forgotten = sum(log_f(1, l) for l in range(j, here))
+    return float(q[i] @ k[j]) + math.sqrt(q.shape[1]) * forgotten
+
+@pytest.mark.parametrize("kind", ["self", "cross"])
+@torch.no_grad()
+def test_scores_of_other_schemes(double, schemes, kind):
+    config, T, S = small(), 5, 5 if kind == "self" else 7
+    q, k = torch.randn(1, 2, T, 8), torch.randn(1, 2, S, 8)
+    for name in "cope", "forgetting":
+        module = schemes.SCHEMES[name].scores(config, kind)
+        for weight in module.parameters():
+            nn.init.normal_(weight)
+        found = module(q, k)
+        for h, i, j in itertools.product(range(2), range(T), range(S)):
+            if kind == "self" and j > i:
+                continue                                     # closed by the causal mask
+            given = kind, q[0, h], k[0, h], i, j
+            if name == "cope":
+                expected = cope_formula(module, *given)
+            else:
+                expected = forgetting_formula(module, kind, h, *given[1:])
+            assert float(found[0, h, i, j]) == pytest.approx(expected)
+
 @pytest.fixture
 def schemes():
     """Without it METHODS is as it was."""

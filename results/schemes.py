@@ -161,6 +161,56 @@ class Randomized(nn.Module):
         at = self.at[:T]
         return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
 
+# -----
+# Scores of q (B, H, T, D) and k (B, H, S, D), one module for each attention. They are divided by
+# sqrt(D) afterwards.
+
+class Cope(nn.Module):
+    """Keys gain a learned vector for the number of keys from theirs to the query's, each of which
+    counts by sigmoid(q_i k_l); between whole numbers the two vectors are mixed. Source: Golovneva
+    et al. 2024 (CoPE), Sec. 4. In cross-attention it counts to the end of the source."""
+    def __init__(self, config, kind):
+        super().__init__()
+        self.kind = kind
+        self.vectors = nn.Parameter(torch.zeros(64, config.d_model // config.n_head))
+
+    def forward(self, q, k):
+        products = q @ k.transpose(2, 3)
+        gates = products.sigmoid()
+        if self.kind == "self":
+            gates = gates.tril()
+        count = gates.flip(3).cumsum(3).flip(3).clamp(max=len(self.vectors) - 1)
+        below, above = count.floor().long(), count.ceil().long()
+        known = q @ self.vectors.T
+        return products + torch.lerp(known.gather(3, below), known.gather(3, above), count - below)
+
+class Forgetting(nn.Module):
+    """The sum of log f over the keys from one behind theirs to the query's, f = sigmoid(w k + b).
+    Source: Lin et al. 2025 (Forgetting Transformer; MIT), Eq. 6, where f is read from the input of
+    the layer. Differs: in cross-attention, for which there is none, row i is at place i of the
+    source, and keys on either side of it have gates of their own."""
+    def __init__(self, config, kind):
+        super().__init__()
+        self.kind = kind
+        self.w = nn.Parameter(torch.zeros(2, config.n_head, config.d_model // config.n_head, 1))
+        self.b = nn.Parameter(torch.zeros(2, config.n_head, 1, 1))
+
+    def between(self, side, k, rows):
+        """-> (B, H, T, S) of rows at these keys, counted from the last one in cross-attention."""
+        f = F.logsigmoid(k @ self.w[side] + self.b[side])  # (B, H, S, 1)
+        behind = f.cumsum(2)
+        return behind[:, :, rows] - behind.transpose(2, 3)
+
+    def forward(self, q, k):
+        rows = torch.arange(q.shape[2], device=q.device).clamp(max=k.shape[2] - 1)
+        if self.kind == "self":
+            bias = self.between(0, k, rows)
+        else:
+            k_from_end = k.flip(2)
+            behind, ahead = (self.between(side, k_from_end, rows) for side in (0, 1))
+            bias = torch.where(behind <= 0, behind, -ahead).flip(3)
+        return q @ k.transpose(2, 3) + bias * math.sqrt(q.shape[3])
+
 SCHEMES = {
     "t5": L.Method("T5's buckets", bias=by_distance(T5)),
     "kerple": L.Method("KERPLE, logarithmic", bias=by_distance(KerpleLog)),
@@ -172,5 +222,7 @@ SCHEMES = {
     "coupling": L.Method("Position Coupling", Coupling),
     "randomized": L.Method("randomized positions", Randomized),
     "cyclic": L.Method("position index modulo 3 alone", L.cyclic_sinusoids),
+    "cope": L.Method("CoPE", scores=Cope),
+    "forgetting": L.Method("forgetting attention", scores=Forgetting),
 }
 L.METHODS.update(SCHEMES)
