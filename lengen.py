@@ -485,7 +485,7 @@ METHODS = {
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi_of_decoder),
     "rope": Method("rotated queries and keys, every attention", scores=rotary, steps=10,
-                   defaults=dict(lr=4e-3)),
+                   defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys, every attention", scores=RelativeScores, steps=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScoresOfBoth,
                      steps=4),

@@ -1467,7 +1467,7 @@ def test_methods_bring_defaults_which_options_replace():
     assert of("addition", method="window") == (1, 0, 0.0, 6e-3, 3 * 600)
     assert of("successor", method="window", n_layer=1, dropout=0.0) == (1, 61, 0.0, 4e-3, 3 * 350)
     assert of("successor", method="window", preset="paper") == (6, 61, 0.3, 1e-5, 460_000)
-    assert of("addition", method="rope") == (1, 0, 0.0, 4e-3, 10 * 600)
+    assert of("addition", method="rope") == (1, 0, 0.0, 3e-3, 10 * 600)
     assert of("addition", method="rope", lr=1e-3, steps=5) == (1, 0, 0.0, 1e-3, 5)
     assert L.Config("addition", "encoder", method="rope").lr == 1e-3
 
