@@ -379,15 +379,15 @@ class MultiHeadAttention(nn.Module):
         """The same where each row gathers its own keys, without dropout. Rows come in pieces and
         use few columns of the memory, so that a million rows fit."""
         assert not self.scores, "OpenKeys have scores of their own"
-        outputs, weights = [], []
+        output, weights = torch.empty_like(x), []
         for rows in torch.arange(x.shape[1]).split(2 ** 12):
             used, keys = bias.columns[rows].unique(return_inverse=True)  # keys (R, K) among used
             q, k, v = self.project(x[:, rows], memory[:, used])
             scores = (q[:, :, :, None] * k[:, :, keys]).sum(4)  # (B, H, R, K)
             weights.append(masked_softmax(scores / math.sqrt(self.d_head), bias.values[:, rows]))
             y = (weights[-1][..., None] * v[:, :, keys]).sum(3)  # (B, H, R, D)
-            outputs.append(self.merge(y))
-        return torch.cat(outputs, 1), torch.cat(weights, 2)
+            output[:, rows] = self.merge(y)
+        return output, torch.cat(weights, 2)
 
 # -----
 # 4. Transformer
