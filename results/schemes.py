@@ -113,7 +113,7 @@ def places(config, side, T):
     if side == "target":
         return torch.arange(T)  # START, digit 0, digit 1, ...
     blocks = L.column_blocks(config.task, T)
-    return torch.cat([F.pad(torch.arange(1, width).flip(0), (1, 0)) for width in blocks])
+    return torch.cat([-torch.arange(width) % width for width in blocks])
 
 def coupled(config, side, T):
     """The same, but the marker in front of a number is one above its first digit, as END is in the

@@ -31,7 +31,7 @@ SHORT_RUN = "lengen.main(['--steps=3', '--samples=2', '--lengths=6', '--quiet', 
 ENDINGS = [  # what is run behind each script
     "",
     SHORT_RUN.format("--task=subtraction', '--method=nope"),
-    SHORT_RUN.format("--method=t5"),
+    SHORT_RUN.format("--method=abacus"),
 ]
 
 @pytest.fixture(scope="session", autouse=True)
