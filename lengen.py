@@ -973,10 +973,10 @@ class Windows:
     """The windows of runs with these lines, or of a method's own windows where lines are None, as
     far as questions were added.
 
-    tokens: window -> the token to write, and a question that shows it. questions: all of these,
-    pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a row
-    and differ there, in words; where there is none the lines decide the answer. why: in words, why
-    these are not all windows."""
+    tokens: window, as bytes -> the token to write, and a question that shows it. questions: all of
+    these, pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a
+    row and differ there, in words; where there is none the lines decide the answer. why: in words,
+    why these are not all windows."""
     def __init__(self, config, lines=None):
         self.config, self.lines = config, lines
         self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
@@ -991,15 +991,16 @@ class Windows:
         shown = torch.zeros(len(views), dtype=torch.int64)
         shown = shown.scatter_reduce(0, which, asked, "amax")
         new = []
-        for (*window, token), question in zip(views.tolist(), shown.tolist()):
-            text = question_text(self.config, source[question])
-            if tuple(window) not in self.tokens:
-                self.tokens[tuple(window)] = token, text
+        for view, question in zip(views.numpy(), shown.tolist()):
+            window, token = view[:-1].tobytes(), int(view[-1])
+            if window not in self.tokens:
+                self.tokens[window] = token, question_text(self.config, source[question])
                 new.append(question)
-            known, other = self.tokens[tuple(window)]
+            known, other = self.tokens[window]
             if known != token:
+                text = question_text(self.config, source[question])
                 self.clash = (f"{other} and {text} look the same to a row that must write "
-                              f"{VOCAB[int(known)]} or {VOCAB[int(token)]}")
+                              f"{VOCAB[known]} or {VOCAB[token]}")
         for start in range(0, len(new), 1000):
             piece = new[start:start + 1000]
             self.questions.append((source[piece], target[piece]))
