@@ -1374,6 +1374,8 @@ class Run:
 
     def save(self):
         """All as plain values and tensors, which load without running code."""
+        if not self.folder:
+            return
         buffer = io.BytesIO()
         torch.save(dict(config=dataclasses.asdict(self.config), parts=self.parts), buffer)
         self.write("checkpoint.pt", buffer.getvalue())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""A table for each table of the four sources that was run: the paper's percentage -> ours.
+"""The tables of results/README.md: one for each table of the four sources that was run, the paper's
+percentage -> ours, and one of position schemes.
 
 python -m results.papers           # compare results/README.md with the records; exit code 1 if not
 python -m results.papers --write   # put the tables into it
@@ -8,7 +9,7 @@ python -m results.papers --write   # put the tables into it
 import sys
 from pathlib import Path
 
-from results import claims
+from results import claims, scheme_runs
 
 README = Path(__file__).parent / "README.md"
 ALL, NONE = "100 100 100 100", "100 0 0 0"
@@ -149,8 +150,11 @@ def jelassi_tables():
         for name, published, wanted in rows:
             yield row([name], published, matching("encoders", **wanted), lengths)
 
+def scheme_tables():
+    return scheme_runs.table(scheme_runs.read())
+
 TABLES = {"v2 table 1": scaffolding_tables, "v2 table 3": calibration_table,
-          "jelassi": jelassi_tables}
+          "jelassi": jelassi_tables, "schemes": scheme_tables}
 
 def check(write):
     """-> lines in which results/README.md differs from the records; none that it has now."""

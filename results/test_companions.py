@@ -36,7 +36,8 @@ ENDINGS = [  # what is run behind each script
 
 @pytest.fixture(scope="session", autouse=True)
 def started(request, tmp_path_factory):
-    """Processes of results/own.py and of each script, which run beside the tests."""
+    """Processes of results/own.py and of each script. They run beside the tests; the last test
+    waits for them."""
     if not any("scripts_run" in item.name for item in request.session.items):
         return []
     commands = [["-m", "results.own"]]
@@ -50,16 +51,6 @@ def started(request, tmp_path_factory):
             [sys.executable, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, cwd=tmp_path_factory.mktemp("script")))
     return processes
-
-def test_scripts_run(started):
-    own, bias, task, method = started
-    printed, _ = own.communicate()
-    assert min(map(int, re.findall(r"random (\d+)", printed))) >= 990  # of 1,000 questions
-    assert bias.communicate() == ("", "") and bias.returncode == 0
-    for run in task, method:
-        printed, told = run.communicate()
-        assert " 3 steps" in printed
-        assert all("raise --steps" in line for line in told.splitlines())
 
 # -----
 # Records and tables
@@ -166,7 +157,7 @@ def test_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from results import pictures
     short = ["--steps=10", "--samples=20", "--quiet", "--device=cpu"]
-    runs = {"run": ["--task=successor", "--steps=300", "--lengths=6"],
+    runs = {"run": ["--task=successor", "--steps=200", "--lengths=6"],
             "sums": ["--task=addition", "--model=universal", "--n-train=50"],
             "pairs": ["--task=consecutive", "--d-head=2"]}
     for name, options in runs.items():
@@ -186,3 +177,13 @@ def test_what_speed_times_is_equal(capsys):
     assert speed.main(["--quick", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert all(seconds > 0 for _, seconds, _ in rows)
+
+def test_scripts_run(started):
+    own, bias, task, method = started
+    printed, _ = own.communicate()
+    assert min(map(int, re.findall(r"random (\d+)", printed))) >= 990  # of 1,000 questions
+    assert bias.communicate() == ("", "") and bias.returncode == 0
+    for run in task, method:
+        printed, told = run.communicate()
+        assert " 3 steps" in printed
+        assert all("raise --steps" in line for line in told.splitlines())
