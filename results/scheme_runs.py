@@ -3,6 +3,7 @@
 
 python -m results.scheme_runs          # run what has no record yet (JOBS=2: two at a time)
 python -m results.scheme_runs --table  # print the tables
+python -m results.scheme_runs --times  # time a step of each scheme, on a quiet machine
 
 Rates are chosen on held-out training numbers, for each scheme from the same three, by seed 100
 alone, which is not tested. The four schemes that carry furthest on seeds 0 to 2 are run again on
@@ -16,6 +17,7 @@ import math
 import multiprocessing
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -23,8 +25,10 @@ import torch
 
 import lengen as L
 from results.schemes import SCHEMES
+from results.speed import interleaved
 
 RECORDS = Path(__file__).parent / "schemes.jsonl"
+TIMES = Path(__file__).parent / "scheme_times.json"
 STEPS = {"successor": 1500, "addition": 3000}
 RATES = (2e-3, 4e-3, 8e-3)
 OTHERS = ("vanilla", "nope", "alibi", "rope", "rpe-k")  # of the file itself, on the same terms
@@ -72,7 +76,7 @@ def finish(jobs):
         for kept in pool.imap_unordered(execute, missing):
             with RECORDS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(kept) + "\n")
-            print(line_of([kept]), flush=True)
+            print(line_of([kept], {}), flush=True)
     return read()
 
 def held_out(kept):
@@ -98,19 +102,17 @@ def span(values):
     low, middle, high = (math.floor(10 * x) / 10 for x in ends)
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} - {high:g})"
 
-def total(kept, what):
-    """-> steps or seconds of all trainings of a run; of ABC the teacher's, too."""
-    return sum(part[what] for part in kept["record"]["train"].values())
-
-def line_of(group):
+def line_of(group, times):
     """-> a row of a table, of runs that differ in their seeds."""
     options, config = group[0]["options"], group[0]["record"]["config"]
     cells = [span([100 * held_out(kept)[0] for kept in group])]
     cells += [span([exact(kept, n) for kept in group]) for n in options["lengths"]]
-    steps = median(total(kept, "steps") for kept in group)
-    seconds = median(total(kept, "seconds") for kept in group)
+    steps = []  # of all trainings of a run; of ABC the teacher's, too
+    for kept in group:
+        steps.append(sum(part["steps"] for part in kept["record"]["train"].values()))
+    ratio = times.get(options["method"], "-") if variant(group[0]) == "one layer" else "-"
     return (f"| {options['task']} | {options['method']} | {group[0]['learned']:,} | "
-            f"{config['lr']:g} | {' | '.join(cells)} | {steps:,.0f} | {seconds:.0f} | "
+            f"{config['lr']:g} | {' | '.join(cells)} | {median(steps):,.0f} | {ratio} | "
             f"{len(group)} |")
 
 def variant(kept):
@@ -132,15 +134,17 @@ def groups(found):
 
 def table(found):
     """-> lines: a row a variant, task and method."""
-    parted, before = groups(found), None
+    parted, before, times = groups(found), None, {}
+    if TIMES.exists():
+        times = json.loads(TIMES.read_text(encoding="utf-8"))
     for key in sorted(parted, key=lambda key: (key[0] != "one layer", key)):
         if key[0] != before:
             yield f"{key[0]}:"
             yield ("| task | scheme | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | "
-                   "steps | seconds | seeds |")
+                   "steps | a step | seeds |")
             yield "|" + "---|" * 12
         before = key[0]
-        yield line_of(parted[key])
+        yield line_of(parted[key], times)
 
 def furthest(found):
     """-> the four schemes with most right at 10 and 20 digits of both tasks, the median seed; where
@@ -157,12 +161,30 @@ def furthest(found):
 
     return sorted([*SCHEMES, *OTHERS], key=reach)[-4:]
 
+def time_steps():
+    """Keep how many times vanilla's a step of each scheme takes, on addition: medians in turn."""
+    torch.set_num_threads(1)
+    numbers, _ = L.split_numbers(0)
+    calls = {}
+    for method in ("vanilla", *SCHEMES, *OTHERS):
+        config = L.Config(task="addition", method=method)
+        model = L.Transformer(config)
+        given = model, L.make_optimizers(model, config)
+        batch = L.training_batch(config, numbers, config.batch)
+        calls[method] = partial(L.take_step, *given, *batch)
+    seconds = dict(zip(calls, interleaved(40, *calls.values())))
+    times = {method: round(taken / seconds["vanilla"], 2) for method, taken in seconds.items()}
+    TIMES.write_text(json.dumps(times) + "\n", encoding="utf-8")
+
 def main(argv):
+    if argv == ["--times"]:
+        time_steps()
+        return 0
     if argv == ["--table"]:
         print("\n".join(table(read())))
         return 0
     if argv:
-        print("scheme_runs: the only option is --table", file=sys.stderr)
+        print("scheme_runs: the only options are --table and --times", file=sys.stderr)
         return 2
     pairs = [(method, task) for task in STEPS for method in (*SCHEMES, *OTHERS)]
     found = finish([job(*pair, 100, lr, (6,)) for pair in pairs for lr in RATES])
