@@ -86,7 +86,6 @@ def verdicts_on_abc():
     """-> lines on claims of Attention Bias Calibration and Scaffolding (v1 and v2)."""
     by, four = partial(share, "methods"), tuple(TASKS)
     flat, deep = dict(n_encoder=0, n_layer=1, width=0), dict(n_encoder=1, n_layer=6)
-    runs = read("abc")
     yield verdict("reproduced", "ABC is exact at 60 digits (v2, Table 3: 100, 99.8, 100 on "
                   "successor, addition, nx1). Here {}, {} and {}",
                   *(share("abc", 60, task=task) for task in four[:3]))

@@ -10,7 +10,6 @@ import math
 import sys
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 
 import lengen as L
