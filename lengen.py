@@ -1097,7 +1097,7 @@ def enumerate_windows(config, lines=None):
                 windows.add(*arrange(config.task, operands, config.align), [row])
                 if windows.clash:
                     return windows
-    windows.add_drawn(narrowest - spec.headroom)
+    windows.add_drawn(max(6, narrowest - spec.headroom))  # questions of a digit or two show little
     return windows
 
 @torch.no_grad()

@@ -1020,7 +1020,7 @@ def larger_first(a, b):
 
 TWO = ("number", "number")
 FURTHER_TASKS = {
-    "difference": L.Task("a - b, a >= b", lambda a, b: a - b, TWO, "+", 5, 2, admit=larger_first),
+    "difference": L.Task("a - b, a >= b", lambda a, b: a - b, TWO, "+", 4, 2, admit=larger_first),
     "larger": L.Task("the larger number", lambda a, b: larger_first(a, b)[0], TWO, "+", 4),
     "reversed": L.Task("n, first digit first", lambda a: a.flip(1), base=4, headroom=0),
 }
@@ -1167,6 +1167,12 @@ def test_windows_that_were_not_enumerated_are_found(monkeypatch):
     windows = L.enumerate_windows(one_layer("running"), deciding("addition"))
     assert windows.clash == ""
     assert re.fullmatch(r"\d{7}\+\d{7} shows what was not enumerated", windows.why)
+
+def test_every_window_has_its_question():
+    config = one_layer("addition")
+    windows = L.Windows(config, deciding("addition"))
+    windows.add(*L.draw_questions(config, L.draw_test, 6, 3000), [3])
+    assert sum(len(source) for source, _ in windows.questions) == len(windows.tokens) > 1000
 
 def test_too_many_questions_are_not_enumerated(monkeypatch):
     """Two digits that are seen, one below, and the others, which are 0 or 9: 10^3 times 2."""
