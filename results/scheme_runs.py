@@ -13,7 +13,6 @@ of its own, whose rates and steps were chosen on held-out training numbers, too.
 
 import dataclasses
 import json
-import math
 import multiprocessing
 import os
 import sys
@@ -24,6 +23,7 @@ from statistics import median
 import torch
 
 import lengen as L
+from results.claims import percents, span
 from results.schemes import SCHEMES
 from results.speed import interleaved
 
@@ -92,15 +92,7 @@ def best_rate(found, method, task):
 
 def exact(kept, digits):
     """-> percent of random questions."""
-    for row in kept["record"]["tests"]["rows"]:
-        if (row["digits"], row["set"]) == (digits, "random"):
-            return 100 * row["correct"] / row["n"]
-
-def span(values):
-    """-> median (least - most), rounded down."""
-    ends = min(values), median(values), max(values)
-    low, middle, high = (math.floor(10 * x) / 10 for x in ends)
-    return f"{middle:g}" if low == high else f"{middle:g} ({low:g} - {high:g})"
+    return percents([kept["record"]], digits)[0]
 
 def line_of(group, times):
     """-> a row of a table, of runs that differ in their seeds."""
