@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
-# ./run_all.sh full    README's runs, but rows marked * and n x 3: many hours
+# ./run_all.sh full    README's runs, but rows marked *, n x 3 and position schemes: many hours
 # ./run_all.sh check   25 kills, 10,000 digits
 #
 # Records go to runs/records/LIST.jsonl; what has one is not run again. JOBS=2: two at a time.

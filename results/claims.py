@@ -170,23 +170,14 @@ def verdicts_on_others():
 
 def verdict_on_schemes():
     """-> a line on position schemes of one layer (`scheme_runs.py`)."""
-    def at(digits, task, method):
-        runs = []
-        for kept in read("schemes"):
-            options = kept["options"]
-            one_layer = "n_layer" not in options and "n_width" not in options
-            if one_layer and options["seed"] < 6 and (task, method) == (
-                    options["task"], options["method"]):
-                runs.append(kept["record"])
-        return percents(runs, digits)
-
+    by = partial(share, "schemes", n_layer=1, changed=None)
     yield verdict("measured", "[17 other schemes](results/README.md#position-schemes) in the same "
                   "layer, on the same data. Successor at 60 digits: forgetting attention {}, a "
                   "network of the distance {}, Sandwich {}, learned ALiBi {}, FIRE {}, the others "
                   "5.7 or less. Addition at 20: Position Coupling {}, Abacus {}, the others 0",
-                  *(at(60, "successor", method) for method in (
+                  *(by(60, task="successor", method=method) for method in (
                       "forgetting", "dynamic", "sandwich", "learned-alibi", "fire")),
-                  *(at(20, "addition", method) for method in ("coupling", "abacus")))
+                  *(by(20, task="addition", method=method) for method in ("coupling", "abacus")))
 
 def sentences():
     """-> what README's text says in numbers."""

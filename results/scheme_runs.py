@@ -57,7 +57,8 @@ def execute(options):
     run = L.Run(config)
     L.learn(run)
     learned = numbers(config) - numbers(dataclasses.replace(config, method="nope"))
-    return dict(options=options, learned=learned, record=L.make_record(run))
+    changed = "nine widths" if n_width else None
+    return L.make_record(run) | dict(options=options, changed=changed, learned=learned)
 
 def read():
     """Records by their options."""
@@ -81,7 +82,7 @@ def finish(jobs):
 
 def held_out(kept):
     """-> share of held-out training numbers that are exact at the end, and minus the loss."""
-    step, loss, share = kept["record"]["train"]["model"]["curve"][-1]
+    step, loss, share = kept["train"]["model"]["curve"][-1]
     return share, -loss
 
 def best_rate(found, method, task):
@@ -90,18 +91,14 @@ def best_rate(found, method, task):
         return held_out(found[json.dumps(job(method, task, 100, lr, (6,)))])
     return max(RATES, key=came_to)
 
-def exact(kept, digits):
-    """-> percent of random questions."""
-    return percents([kept["record"]], digits)[0]
-
 def line_of(group, times):
     """-> a row of a table, of runs that differ in their seeds."""
-    options, config = group[0]["options"], group[0]["record"]["config"]
+    options, config = group[0]["options"], group[0]["config"]
     cells = [span([100 * held_out(kept)[0] for kept in group])]
-    cells += [span([exact(kept, n) for kept in group]) for n in options["lengths"]]
+    cells += [span(percents(group, n)) for n in options["lengths"]]
     steps = []  # of all trainings of a run; of ABC the teacher's, too
     for kept in group:
-        steps.append(sum(part["steps"] for part in kept["record"]["train"].values()))
+        steps.append(sum(part["steps"] for part in kept["train"].values()))
     ratio = times.get(options["method"], "-") if variant(group[0]) == "one layer" else "-"
     return (f"| {options['task']} | {options['method']} | {group[0]['learned']:,} | "
             f"{config['lr']:g} | {' | '.join(cells)} | {median(steps):,.0f} | {ratio} | "
@@ -109,10 +106,9 @@ def line_of(group, times):
 
 def variant(kept):
     """-> what a run has other than one layer and its method's widths, in words."""
-    options = kept["options"]
-    if "n_layer" in options:
+    if "n_layer" in kept["options"]:
         return "1 + 6 layers"
-    return "nine widths" if "n_width" in options else "one layer"
+    return kept["changed"] or "one layer"
 
 def groups(found):
     """-> tested runs by (variant, task, method)."""
@@ -147,8 +143,7 @@ def furthest(found):
         shares = []
         for n in 10, 20, 60:
             for task in STEPS:
-                group = parted["one layer", task, method]
-                shares.append(median(exact(kept, n) for kept in group))
+                shares.append(median(percents(parted["one layer", task, method], n)))
         return sum(shares[:4]), sum(shares[4:])
 
     return sorted([*SCHEMES, *OTHERS], key=reach)[-4:]

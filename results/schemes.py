@@ -17,9 +17,7 @@ import lengen as L
 
 MOST = 1024  # learned or random positions
 
-# -----
 # Biases of distances d >= 0, (T, S) -> (H, T, S)
-
 class T5(nn.Embedding):
     """A scalar for each bucket: exact up to 15, then in logarithmic steps up to 128. Source: Raffel
     et al. 2020, Sec. 2.1 and code (Apache 2.0)."""
@@ -59,8 +57,8 @@ class Dynamic(nn.Sequential):
         return super().forward(d.to(self[0].weight).log1p()[..., None]).permute(2, 0, 1)
 
 class Fire(Dynamic):
-    """The network of psi(d) / psi(max(limit, row's largest d)), psi(x) = log(c x + 1). Source: Li
-    et al. 2024 (FIRE)."""
+    """The network of psi(d) / psi(max(limit, largest d of the row)), psi(x) = log(c x + 1). Source:
+    Li et al. 2024 (FIRE)."""
     def __init__(self, config):
         super().__init__(config)
         self.c, self.limit = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(8.0))
@@ -72,8 +70,7 @@ class Fire(Dynamic):
         return nn.Sequential.forward(self, share[..., None]).permute(2, 0, 1)
 
 class Sandwich(nn.Module):
-    """Sum of cos(d / 10000^(2k / 128)), k = 0 .. 63, over 8 h / H. Source: Chi et al. 2023
-    (Sandwich)."""
+    """Sum of cos(d / 10000^(k / 64)), k = 0 .. 63, over 8 h / H. Source: Chi et al. 2023."""
     def __init__(self, config):
         super().__init__()
         self.ratio = 8 * torch.arange(1, config.n_head + 1)[:, None, None] / config.n_head
@@ -105,9 +102,7 @@ def by_distance(part):
                                self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
     return ByDistance
 
-# -----
 # Positions
-
 def places(config, side, T):
     """Index of each token: digits from 1 on, from the last digit of their number on; markers 0."""
     if side == "target":
@@ -161,14 +156,12 @@ class Randomized(nn.Module):
         at = self.at[:T]
         return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
 
-# -----
 # Scores of q (B, H, T, D) and k (B, H, S, D), one module for each attention. They are divided by
 # sqrt(D) afterwards.
 
 class Cope(nn.Module):
-    """Keys gain a learned vector for the number of keys from theirs to the query's, each of which
-    counts by sigmoid(q_i k_l); between whole numbers the two vectors are mixed. Source: Golovneva
-    et al. 2024 (CoPE), Sec. 4. In cross-attention it counts to the end of the source."""
+    """Keys gain a learned vector for how many keys there are to the query's, or in cross-attention
+    to the end; key l counts by sigmoid(q_i k_l). Source: Golovneva et al. 2024 (CoPE), Sec. 4."""
     def __init__(self, config, kind):
         super().__init__()
         self.kind = kind
@@ -185,10 +178,9 @@ class Cope(nn.Module):
         return products + torch.lerp(known.gather(3, below), known.gather(3, above), count - below)
 
 class Forgetting(nn.Module):
-    """The sum of log f over the keys from one behind theirs to the query's, f = sigmoid(w k + b).
-    Source: Lin et al. 2025 (Forgetting Transformer; MIT), Eq. 6, where f is read from the input of
-    the layer. Differs: in cross-attention, for which there is none, row i is at place i of the
-    source, and keys on either side of it have gates of their own."""
+    """The sum of log f over the keys from one's next to the query's, f = sigmoid(w k + b). Source:
+    Lin et al. 2025 (Forgetting Transformer; MIT), where f is read from the layer's input. Differs:
+    in cross-attention row i is at place i of the source, with other gates for keys ahead."""
     def __init__(self, config, kind):
         super().__init__()
         self.kind = kind
