@@ -9,7 +9,7 @@ import json
 import math
 import sys
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +22,7 @@ TASKS = {"successor": "successor, n + 1", "addition": "addition, a + b",
 USUAL = dict(n_encoder=0, n_layer=1, width=0, rules="robust", preset="fast", even=False, prime=0,
              finetune=0, n_train=5000)
 
+@cache
 def read(file):
     return [*map(json.loads, (HERE / f"{file}.jsonl").read_text(encoding="utf-8").splitlines())]
 

@@ -157,7 +157,7 @@ def test_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     from results import pictures
     short = ["--steps=10", "--samples=20", "--quiet", "--device=cpu"]
-    runs = {"run": ["--task=successor", "--steps=200", "--lengths=6"],
+    runs = {"run": ["--task=successor", "--steps=150", "--lengths=6"],
             "sums": ["--task=addition", "--model=universal", "--n-train=50"],
             "pairs": ["--task=consecutive", "--d-head=2"]}
     for name, options in runs.items():
