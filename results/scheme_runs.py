@@ -127,7 +127,7 @@ def table(found):
         times = json.loads(TIMES.read_text(encoding="utf-8"))
     for key in sorted(parted, key=lambda key: (key[0] != "one layer", key)):
         if key[0] != before:
-            yield f"{key[0]}:"
+            yield f"\n{key[0]}:\n"
             yield ("| task | scheme | learned numbers | rate | held-out | 6 | 10 | 20 | 60 | "
                    "steps | a step | seeds |")
             yield "|" + "---|" * 12
