@@ -456,7 +456,7 @@ class RelativeScores(nn.Module):
         return q @ k.transpose(2, 3) + relative_scores(q, self.table, keys, k.shape[2])
 
 class RelativeScoresOfBoth(RelativeScores):
-    """For keys and queries."""
+    """The same for keys and queries."""
     queries = True
 
 class Method(NamedTuple):
@@ -1254,8 +1254,9 @@ class Options:
 
     def check_heads(self):
         """Heads, or their channel pairs, must part the width."""
-        pairs = METHODS[self.method].scores is rotary
-        parts = 2 * self.n_head if pairs else self.n_head
+        parts = self.n_head
+        if METHODS[self.method].scores is rotary:
+            parts = 2 * self.n_head  # each head has pairs
         if self.d_model % parts:
             raise BadInput(f"--n-head: --d-model {self.d_model} is no multiple of {parts}")
 

@@ -6,7 +6,7 @@ python -m results.scheme_runs --table  # print the tables
 python -m results.scheme_runs --times  # time a step of each scheme, on a quiet machine
 
 Rates are chosen on held-out training numbers, for each scheme from the same three, by seed 100
-alone, which is not tested. The four schemes that carry furthest on seeds 0 to 2 are run again on
+alone, which is in no table. The four schemes that carry furthest on seeds 0 to 2 are run again on
 seeds 3 to 5: with an encoder layer and six decoder layers, and at nine widths. ABC has the recipe
 of its own, whose rates and steps were chosen on held-out training numbers, too.
 """
@@ -151,13 +151,13 @@ def furthest(found):
 def time_steps():
     """Keep how many times vanilla's a step of each scheme takes, on addition: medians in turn."""
     torch.set_num_threads(1)
-    numbers, _ = L.split_numbers(0)
+    training, _ = L.split_numbers(0)
     calls = {}
     for method in ("vanilla", *SCHEMES, *OTHERS):
         config = L.Config(task="addition", method=method)
         model = L.Transformer(config)
         given = model, L.make_optimizers(model, config)
-        batch = L.training_batch(config, numbers, config.batch)
+        batch = L.training_batch(config, training, config.batch)
         calls[method] = partial(L.take_step, *given, *batch)
     seconds = dict(zip(calls, interleaved(40, *calls.values())))
     times = {method: round(taken / seconds["vanilla"], 2) for method, taken in seconds.items()}
