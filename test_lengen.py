@@ -1956,6 +1956,42 @@ def test_every_integer_starts_by_voting_yes():
     alone = torch.arange(16)[:, None]
     assert (model(alone, alone)[:, :, 1] > 3).all()
 
+def neighbours_in_many_dimensions(V):
+    """Hypothesis 1a -> queries and keys (V, V), lowest score of a neighbour, highest of another: a
+    query is 1 at both neighbours, a key at its own integer."""
+    key, integer = torch.eye(V), torch.arange(V)
+    query = ((integer - integer[:, None]).abs() == 1).double()
+    return query, key, 1.0, 0.0
+
+def neighbours_in_two_dimensions(V):
+    """Hypothesis 2 -> queries and keys (V, 2) and the same scores: queries of even integers and
+    keys of odd ones lie in order on half a circle, all others in order opposite to them."""
+    step = math.pi / (V + 1)
+    angle = torch.arange(V) * (math.pi + step)  # a bit more than half a turn each time
+    query = torch.stack([angle.cos(), angle.sin()], 1)
+    return query, -query, math.cos(step), math.cos(2 * step)
+
+@pytest.mark.parametrize("V", [5, 16, 32])
+@pytest.mark.parametrize("scheme", [neighbours_in_many_dimensions, neighbours_in_two_dimensions])
+def test_hypotheses_of_the_source_are_solutions(double, scheme, V):
+    """A head made by hand is right: a neighbour's vote outweighs that of the dummy, whose score is
+    0, and the dummy's those of all others."""
+    query, key, neighbour, other = scheme(V)
+    sharp = 8 / (neighbour - other)
+    model = L.PairsHead(small("head", d_vocab=V, d_model=V + 1, d_head=query.shape[1], dummy=True))
+    for weight in model.parameters():
+        nn.init.zeros_(weight)
+    head = model.attention
+    with torch.no_grad():
+        model.embedding.weight.copy_(torch.eye(V + 1))  # the last is the dummy
+        head.q.weight[:, :V] = query.T * math.sqrt(head.d_head)
+        head.k.weight[:, :V] = key.T * sharp
+        head.v.weight[0, :V] = 1
+        head.v.weight[0, V] = -math.exp(sharp * (neighbour + other) / 2)
+        head.out.weight[0, 0] = 1
+    source, target = L.draw_pairs(5000, 5, V, 0.2, True)
+    assert L.right_tokens(model, source, target).all()
+
 # -----
 # 9. Encoders: Python's integers, Jelassi's example, nn.TransformerEncoder
 
