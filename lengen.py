@@ -1678,14 +1678,14 @@ class PairsOptions(Options):
     d_head: int = 32  # width of queries and keys
     dummy: bool = False  # a dummy token before each sequence
     plant: float = 0.0  # share of places that are made pairs
-    lr: float = 1e-4  # learning rate
-    batch: int = 1000  # sequences a step
-    steps: int = 10_000  # of training
+    lr: float = 1e-3  # learning rate
+    batch: int = 300  # sequences a step
+    steps: int = 6000  # of training
     lengths: tuple = (5,)  # integers of a sequence, as tested
 
     # Not options:
     optimizer = "adam"
-    choices = dict(preset=("fast",))
+    paper = dict(lr=1e-4, batch=1000, steps=10_000)  # Appendix; it does not say how many steps
 
     def settle(self):
         if not 4 <= self.d_vocab <= 2 ** 16:
@@ -1763,19 +1763,19 @@ class EncoderTask(NamedTuple):
     sign: str
     carries: bool = True  # else an answer is as long as the longer operand
     is_product: bool = False  # an answer has up to twice the digits, else up to one more
-    second_digits: int = 0  # of the second operand, at most; 0: as many as the first has
+    steps: int = 8000  # of training
 
 ENCODER_TASKS = {  # at width 3
     # 12@+39@ -> $51@@, modulo 100 $51
     "addition": EncoderTask("a + b", operator.add, "+"),
     # 12@*9@@ -> $108@@@, modulo 100 $08
     "multiplication": EncoderTask("a * b, b of few digits", product, "*", is_product=True,
-                                  second_digits=3),
+                                  steps=10_000),
     # 15@+27@ -> $32@
     "elementwise-addition": EncoderTask("a + b, carries dropped", lambda a, b: (a + b) % 10, "+",
-                                        carries=False),
+                                        carries=False, steps=4000),
 }
-SIZES = {"small": (2, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
+SIZES = {"small": (3, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
          "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
 
 @dataclasses.dataclass
@@ -1786,18 +1786,18 @@ class EncoderOptions(Options):
     n_encoder: int = 0  # layers, or rounds of one
     d_model: int = 0  # width of the model
     n_head: int = 0  # attention heads
-    dropout: float = 0.1  # probability
+    dropout: float = 0.0  # probability
     clip: int = 0  # relative offsets, -clip to clip; 0: twice the width
-    optimizer: str = "adam"  # of layers, muon or adam
-    lr: float = 1e-3  # peak learning rate
-    batch: int = 64  # examples a step
-    steps: int = 2000  # of training
-    width: int = 0  # digits of every number; 0: 20, or what is needed
+    optimizer: str = "muon"  # of layers, muon or adam
+    lr: float = 3e-3  # peak learning rate
+    batch: int = 32  # examples a step
+    steps: int = 0  # of training; 0: as the task has it
+    width: int = 0  # digits of every number; 0: two more than needed
     lengths: tuple = (5, 6, 10)  # numbers tested are below 10^length
     train_digits: int = 5  # digits of training numbers, at most
-    second_digits: int = 0  # of the second operand, at most; 0: as the task has it
+    second_digits: int = 0  # of the second operand, at most; 0: 1 in products, else as the first
     modulus: int = 0  # the answer is the remainder; 0: all of it
-    even: bool = False  # train on each length equally often
+    uniform: bool = False  # train on numbers as tested, mostly long; else each length as often
     n_train: int = 5000  # first operands to train on
     prime: int = 0  # long ones among them, for priming
     prime_lengths: tuple = ()  # their digits; by default the longest tested
@@ -1809,18 +1809,21 @@ class EncoderOptions(Options):
     decay = 0.01
     choices = Options.choices | dict(size=SIZES, optimizer=("muon", "adam"), method=(
         "vanilla", "nope", "ape", "alibi", "rope", "rpe-k", "rpe-kq"))
-    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples.
-    paper = dict(size="standard", lr=1e-4, batch=32, steps=2_343_750, samples=10_000,
-                 lengths=(5, 6, 10, 15, 20))
+    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples. Products there have --second-digits 3.
+    paper = dict(size="standard", dropout=0.1, optimizer="adam", lr=1e-4, steps=2_343_750,
+                 uniform=True, samples=10_000, lengths=(5, 6, 10, 15, 20))
 
     def settle(self):
         for name, value in zip(("n_encoder", "d_model", "n_head"), SIZES[self.size]):
             setattr(self, name, getattr(self, name) or value)
-        self.second_digits = self.second_digits or ENCODER_TASKS[self.task].second_digits
+        spec = ENCODER_TASKS[self.task]
+        self.steps = self.steps or spec.steps
+        self.second_digits = self.second_digits or int(spec.is_product)
         self.prime_lengths = self.prime_lengths or (max(self.lengths),)
         needed = max(self.lengths + self.prime_lengths + (self.train_digits, self.second_digits,
                                                           len(str(self.modulus))))
-        self.width = self.width or max(needed, 20)  # Jelassi's for sums
+        room = 2 if self.preset == "fast" else 0  # PAD has been behind each number in training
+        self.width = self.width or needed + room
         self.clip = self.clip or 2 * self.width
         if not needed <= self.width <= 2000:
             raise BadInput(f"--width: {self.width} is not {needed} to 2,000")
@@ -1902,17 +1905,19 @@ class Encoder(Transformer):
 
 def fit_encoder(run, model, name, n, prime, steps):
     """Train on n first operands, of which `prime` are long and keep their second one. The curve has
-    the share right of each digit (Figs. 7, 10; of new questions)."""
+    the share right of each digit (Figs. 7, 10; of new questions) and, where some are long, the
+    share exact of the longest (Figs. 3b, 4d)."""
     config = run.config
+    even = not config.uniform
     seed_by_name(config.seed, name, "examples")
-    a, b = draw_encoder(config, config.train_digits, n, config.even)
+    a, b = draw_encoder(config, config.train_digits, n, even)
     for turn, length in enumerate(config.prime_lengths):
         places = torch.arange(prime)[turn::len(config.prime_lengths)]
         a[places], b[places] = draw_encoder(config, length, len(places))
 
     def draw_batch(step):
         pick = torch.randint(n, (config.batch,))
-        _, fresh = draw_encoder(config, config.train_digits, config.batch, config.even)
+        _, fresh = draw_encoder(config, config.train_digits, config.batch, even)
         second = torch.where((pick < prime)[:, None], b[pick], fresh)
         return arrange_encoder(config.task, a[pick], second, config.modulus)
 
@@ -1920,8 +1925,12 @@ def fit_encoder(run, model, name, n, prime, steps):
         return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
 
     def check(model):
-        short = dataclasses.replace(config, lengths=(config.train_digits,), samples=200)
-        return evaluate(model, short)["rows"][0]["places"]
+        lengths = {config.train_digits}
+        if prime:
+            lengths.add(max(config.prime_lengths))
+        few = dataclasses.replace(config, lengths=tuple(lengths), samples=200)
+        short, *long = evaluate(model, few)["rows"]
+        return short["places"] + [row["correct"] / row["n"] for row in long]
 
     train(run, model, name, steps, draw_batch, rate, check)
 
@@ -2054,8 +2063,6 @@ def parse(argv):
     about = comments(type(config))
     for field in dataclasses.fields(config):
         value, how = getattr(config, field.name), dict(type=field.type)
-        if len(config.choices.get(field.name, "many")) == 1:
-            continue  # nothing to choose
         if field.type is bool:
             how = dict(action="store_true")
         if field.type is tuple:

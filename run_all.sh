@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
 # ./run_all.sh full    README's runs, but rows marked *, n x 3 and position schemes: many hours
+# ./run_all.sh NAME    one of its lists: methods, rules, encoders, pairs
 # ./run_all.sh check   25 kills, 10,000 digits
 #
 # Records go to runs/records/LIST.jsonl; what has one is not run again. JOBS=2: two at a time.
@@ -55,19 +56,31 @@ list_rules() {
     done
 }
 
-list_encoders() {
-    local sums="--lengths 5,6,10,15,20 --width 22 --lr 2e-3"
-    seeds "0 1 2 3" encoders --task elementwise-addition --method rpe-k $sums
-    seeds "0 1 2 3" encoders --task elementwise-addition --method ape $sums
-    local modular="--model encoder --method rpe-kq --clip 3 --dropout 0 --even --width 12"
-    local muon="--optimizer muon --lr 3e-3 --batch 256 --steps 2200"
-    for modulus in 100 101 128; do
-        seeds "0 1 2" encoders --task addition --modulus $modulus $modular $muon
+list_encoders() {  # seven hours of one core
+    local product="--task multiplication --lengths 5,6,7,8,9,10"
+    local addition="--model universal --task addition" modular="--modulus 100 --clip 3"
+    for method in rpe-k rpe-kq ape; do
+        seeds "0 1 2" encoders $product --method $method
+        seeds "0 1 2" encoders --task elementwise-addition --method $method --lengths 5,6,10,15,20
     done
-    local digit="--second-digits 1 --n-encoder 3 --lr 2e-3 --dropout 0 --steps 6000 --width 9 \
-        --prime-lengths 7 --lengths 5,6,7,8"
-    seeds "0 1 2 3" encoders --task multiplication $digit --prime 500
-    seeds "0 1 2 3" encoders --task multiplication $digit --finetune 1000
+    for count in 10 25 50 100 500; do
+        seeds "0 1 2" encoders $product --prime $count --prime-lengths 10
+    done
+    for count in 100 1000; do
+        seeds "0 1 2" encoders $product --finetune $count --prime-lengths 10
+    done
+    for lengths in 6,7,8,9,10 6,8,10; do
+        seeds "0 1 2" encoders $product --prime 500 --prime-lengths $lengths
+    done
+    for method in rpe-k rpe-kq ape; do
+        seeds "0 1 2" encoders $addition --method $method --lengths 5,6,8,10
+        seeds "0 1 2" encoders $addition --method $method $modular
+        seeds "0 1 2" encoders $product --method $method $modular --second-digits 3
+    done
+    for modulus in 101 128; do
+        seeds "0 1 2" encoders $addition --method rpe-kq --modulus $modulus
+    done
+    seeds "0 1 2" encoders $product --second-digits 2 --d-model 128 --lr 2e-3 --steps 20000
 }
 
 list_pairs() {
@@ -99,8 +112,9 @@ case ${1:-} in
     full)
         list_abc "$(seq -s ' ' 400 429)"
         list_methods; list_rules; list_encoders; list_pairs ;;
+    methods|rules|encoders|pairs) list_$1 ;;
     check) exec python -m pytest -q -s -m check ;;
-    *) echo "usage: ./run_all.sh quick|full|check" >&2 && exit 2 ;;
+    *) echo "usage: ./run_all.sh quick|full|check|methods|rules|encoders|pairs" >&2 && exit 2 ;;
 esac
 mkdir -p "$records"
 touch "$records/done" && rm -f "$records/failed"

@@ -2093,7 +2093,7 @@ def questions_taught(monkeypatch, **options):
     learned(small("encoder", **options))
     return steps
 
-PRIMED = dict(n_train=40, prime=10, prime_lengths=(6, 7), batch=2000, steps=1)
+PRIMED = dict(n_train=40, prime=10, prime_lengths=(6, 7), batch=2000, steps=1, uniform=True)
 
 def test_primes_are_a_few_long_questions(monkeypatch):
     """10 of 40, of 6 and 7 digits in turn, though one number in ten is shorter."""
@@ -2124,17 +2124,35 @@ def test_finetuning_takes_a_few_long_questions(monkeypatch):
         assert len(set(questions)) == 6
         assert min(questions)[0] > 9999
 
+@pytest.mark.parametrize("options, lengths", [
+    ({}, [3]),
+    (dict(prime=2, prime_lengths=(6, 4)), [3, 6]),
+    (dict(finetune=2), [3, 4])])
+def test_long_questions_are_asked_during_training(monkeypatch, options, lengths):
+    """The curve has the shares of each digit of short ones, of long ones the share exact."""
+    def tested(model, config, *given):
+        rows = [dict(correct=n, n=config.samples, places=[0.5] * n) for n in config.lengths]
+        return dict(rows=rows)
+
+    monkeypatch.setattr(L, "evaluate", tested)
+    curve = learned(small("encoder", **options)).parts["model"]["curve"]
+    assert curve[-1][2:] == [0.5] * 3 + [n / 200 for n in lengths[1:]]
+
 def test_examples_do_not_depend_on_the_model(monkeypatch):
     first = questions_taught(monkeypatch, method="rpe-k")
     assert questions_taught(monkeypatch, method="vanilla") == first
 
-def test_even_numbers_have_every_length_equally_often(monkeypatch):
-    options = dict(even=True, train_digits=4, n_train=9999, batch=9999, steps=1)
+@pytest.mark.parametrize("uniform, shares", [
+    (False, (1 / 4, 1 / 4, 1 / 4, 1 / 4)),
+    (True, (9 / 9999, 90 / 9999, 900 / 9999, 9000 / 9999))])
+def test_training_numbers_have_every_length_equally_often(monkeypatch, uniform, shares):
+    """Or are uniform below 10,000."""
+    options = dict(uniform=uniform, train_digits=4, n_train=9999, batch=9999, steps=1)
     [questions] = questions_taught(monkeypatch, **options)
     for numbers in zip(*questions):
         lengths = Counter(len(str(n)) for n in numbers)
-        for digits in 1, 2, 3, 4:
-            assert lengths[digits] == pytest.approx(9999 / 4, abs=200)
+        for digits, share in enumerate(shares, 1):
+            assert lengths[digits] == pytest.approx(9999 * share, abs=200)
 
 # -----
 # 10. Command line: exit codes, one line for bad input, every option from its own limits
@@ -2181,7 +2199,7 @@ BAD = [  # the first option is the one that the line names
     "--prime 5",
     "--size base",
     "--dummy",
-    "--even",
+    "--uniform",
     "--plant 0.5",
     "--modulus 5",
     "--d-head 4",
@@ -2195,7 +2213,6 @@ BAD = [  # the first option is the one that the line names
     "--n-head 2 --task consecutive",
     "--method nope --task consecutive",
     "--optimizer adam --task consecutive",
-    "--preset paper --task consecutive",
     "--method window --task addition --model encoder",
     "--method alibi-decoder --task addition --model encoder",
     "--json --list",
@@ -2261,7 +2278,8 @@ def test_methods_bring_rates_and_multiples_of_the_steps():
     assert (window.lr, window.steps) == (4e-3, 3 * 350)
     rope = L.Config("addition", method="rope")
     assert (rope.lr, rope.steps) == (3e-3, 10 * 600)
-    assert L.Config("addition", "encoder", method="rope").lr == 1e-3  # of encoder-decoders alone
+    assert L.Config("elementwise-addition", method="rope") == L.Config(
+        "elementwise-addition", method="rope", lr=3e-3)
 
 def test_options_and_the_paper_preset_go_before_what_methods_bring():
     given = L.Config(method="window", n_layer=1, dropout=0.0, steps=5)
@@ -2280,13 +2298,15 @@ def test_the_paper_preset_of_encoders():
     c = L.Config("addition", "universal", preset="paper")
     assert (c.n_encoder, c.d_model, c.n_head) == (6, 1024, 16)
     assert (c.lr, c.batch, c.steps) == (1e-4, 32, 15_000 * 5000 // 32)
+    assert (c.optimizer, c.uniform, c.width) == ("adam", True, 20)
     assert c.lengths == (5, 6, 10, 15, 20)
 
 def test_defaults():
     c = L.Config()
     assert (c.lengths, c.widths) == ((6, 10, 20, 60), range(7, 16))
     c = L.Config("elementwise-addition")
-    assert (c.n_train, c.train_digits, c.width) == (5000, 5, 20)
+    assert (c.n_train, c.train_digits, c.width) == (5000, 5, 12)
+    assert L.Config("multiplication").second_digits == 1
 
 def random_value(draw, field, choices):
     """Of an option, for a short run; it may be out of its limits."""
