@@ -1773,7 +1773,7 @@ ENCODER_TASKS = {  # at width 3
                                   steps=10_000),
     # 15@+27@ -> $32@
     "elementwise-addition": EncoderTask("a + b, carries dropped", lambda a, b: (a + b) % 10, "+",
-                                        carries=False, steps=4000),
+                                        carries=False, steps=6000),
 }
 SIZES = {"small": (3, 64, 4), "base": (6, 512, 8), "standard": (6, 1024, 16),
          "large": (10, 1024, 16)}  # n_encoder, d_model, n_head
@@ -1929,8 +1929,8 @@ def fit_encoder(run, model, name, n, prime, steps):
         if prime:
             lengths.add(max(config.prime_lengths))
         few = dataclasses.replace(config, lengths=tuple(lengths), samples=200)
-        short, *long = evaluate(model, few)["rows"]
-        return short["places"] + [row["correct"] / row["n"] for row in long]
+        rows = evaluate(model, few)["rows"]
+        return rows[0]["places"] + [row["correct"] / row["n"] for row in rows[1:]]
 
     train(run, model, name, steps, draw_batch, rate, check)
 

@@ -83,10 +83,10 @@ list_encoders() {  # seven hours of one core
     seeds "0 1 2" encoders $product --second-digits 2 --d-model 128 --lr 2e-3 --steps 20000
 }
 
-list_pairs() {
-    local dummy="--dummy --lr 1e-3" small="--batch 300 --d-head"
-    for more in "" --dummy "$dummy --d-vocab 256 --plant 0.5 --steps 8000" \
-            "$dummy $small 2 --steps 16000" "$dummy $small 4 --steps 6000"; do
+list_pairs() {  # half an hour of one core
+    for more in "" --dummy "--dummy --d-head 4" "--dummy --d-head 2 --steps 16000" \
+            "--dummy --d-head 2 --d-vocab 5 --steps 3000" \
+            "--dummy --d-vocab 256 --plant 0.5 --batch 1000 --steps 8000"; do
         seeds "0 1 2 3" pairs --task consecutive $more
     done
 }

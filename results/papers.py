@@ -29,43 +29,40 @@ PARITY = {"vanilla": ("29.23", "0"), "window": ("100", "100"), "window-cyclic": 
           "window-nope": ("100", "100")}
 V2_TABLE_3 = {"successor": ALL, "addition": "100 100 99.9 99.8", "nx1": ALL}
 
-# Rows of Jelassi's tables: options as printed, the paper's percentages, records beside them.
-UNI = dict(model="universal")
-SUMS = UNI | dict(task="addition", even=True, n_train=50_000, width=14, steps=21_000)
-MODULAR = dict(even=True, batch=256, dropout=0.0, width=12, n_train=5000, lr=0.003)
-SHARED = UNI | MODULAR | dict(n_encoder=3)
-DIGIT = UNI | dict(task="multiplication", second_digits=1, n_encoder=3, width=9, steps=6000,
-                   lr=0.002, dropout=0.0, n_train=5000, prime=0, finetune=0)
-ELEMENTS = dict(task="elementwise-addition", width=22, lr=0.002, even=False)
+# Tables of Jelassi et al.: options of the runs, digits, the paper's percentages by method. Those of
+# Table 1 are of its UTransformers, base and large.
+PLAIN = dict(model="universal", d_model=64, modulus=0, prime=0, finetune=0)
+PRODUCTS = PLAIN | dict(task="multiplication", second_digits=1)
 JELASSI = {
-    "Table 1, sums; UTransformer, base and large": ((5, 6, 10, 15, 20), [
-        ("`ape`, 2 rounds", ("", "2 to 3.1", "0", "0", "0"),
-         UNI | dict(task="addition", method="ape", steps=4000)),
-        ("`rpe-k`, 6 rounds of width 256", ("", "92.1 to 100", "70.6 to 99.9", "31.2 to 98.3",
-         "0.1 to 18.2"), SUMS | dict(method="rpe-k")),
-        ("`rpe-kq`, the same", ("", "90.8 to 99.7", "22.5 to 58", "0 to 31.1", "0 to 1.4"),
-         SUMS | dict(method="rpe-kq"))]),
-    "Table 2a, sums modulo 100": ((5, 6, 10, 15, 20), [
-        ("`ape`", ("100", "99.5", "73.3", "43.4", "21.3"),
-         MODULAR | dict(task="modular-addition", model="encoder", method="ape", steps=2400)),
-        ("`rpe-k`", ("100", "100", "86.9", "36", "3.4"),
-         MODULAR | dict(task="modular-addition", model="encoder", method="rpe-k", steps=5000)),
-        ("`rpe-kq`, 3 rounds", ("100", "100", "100", "99.4", "84.5"),
-         SHARED | dict(task="modular-addition", method="rpe-kq", clip=3, steps=1800))]),
-    "Table 2b, products modulo 100": ((5, 10, 20), [
-        ("`ape`", ("100", "98.8", "96.2"),
-         MODULAR | dict(task="modular-multiplication", model="encoder", method="ape", steps=8000)),
-        ("`rpe-kq`", ("100", "100", "100"),
-         MODULAR | dict(task="modular-multiplication", model="encoder", method="rpe-kq", clip=3,
-                        steps=8000))]),
-    "Table 3, products of one digit": ((5, 6, 7), [
-        ("`ape`", ("100", "1.5", "0"), DIGIT | dict(method="ape")),
-        ("`rpe-k`", ("100", "12.2", "0"), DIGIT | dict(method="rpe-k", finetune=500)),
-        ("`rpe-kq`", ("100", "9.2", "0"), DIGIT | dict(method="rpe-kq"))]),
-    "Table 6, element-wise sums": ((5, 6, 10, 15, 20), [
-        ("`ape`", ("100", "5.3", "0", "0", "0"), ELEMENTS | dict(method="ape")),
-        ("`rpe-k`", ("100", "97.5", "90.5", "86.2", "78.1"), ELEMENTS | dict(method="rpe-k"))]),
+    "Table 1, sums": (PLAIN | dict(task="addition"), (5, 6, 10), {
+        "ape": ("100", "2 to 3.1", "0"),
+        "rpe-k": ("100", "92.1 to 100", "70.6 to 99.9"),
+        "rpe-kq": ("100", "90.8 to 99.7", "22.5 to 58")}),
+    "Table 2a, sums modulo 100": (PLAIN | dict(task="addition", modulus=100), (5, 6, 10), {
+        "ape": ("100", "99.5", "73.3"),
+        "rpe-k": ("100", "100", "86.9"),
+        "rpe-kq": ("100", "100", "100")}),
+    "Table 2b, products modulo 100": (PRODUCTS | dict(modulus=100, second_digits=3), (5, 10), {
+        "ape": ("100", "98.8"),
+        "rpe-k": ("100", "100"),
+        "rpe-kq": ("100", "100")}),
+    "Table 3, products with one digit": (PRODUCTS, (5, 6, 7), {
+        "ape": ("100", "1.5", "0"),
+        "rpe-k": ("100", "12.2", "0"),
+        "rpe-kq": ("100", "9.2", "0")}),
+    "Table 6, element-wise sums": (PLAIN | dict(task="elementwise-addition"), (5, 6, 10, 15, 20), {
+        "ape": ("100", "5.3", "0", "0", "0"),
+        "rpe-k": ("100", "97.5", "90.5", "86.2", "78.1"),
+        "rpe-kq": ("", "", "", "", "")}),
 }
+# Long questions among 5,000, or trained on afterwards.
+PRIMED = {"none": {}}
+for count in 10, 25, 50, 100, 500:
+    PRIMED[f"{count} of 10 digits"] = dict(prime=count, prime_lengths=[10])
+PRIMED["500 of 6 to 10"] = dict(prime=500, prime_lengths=[6, 7, 8, 9, 10])
+PRIMED["500 of 6, 8 and 10"] = dict(prime=500, prime_lengths=[6, 8, 10])
+for count in 100, 1000:
+    PRIMED[f"fine-tuned on {count:,} of 10"] = dict(finetune=count, prime_lengths=[10])
 
 def matching(file, **wanted):
     """Of each seed the last record whose options are these; None: an option that is not there."""
@@ -82,11 +79,10 @@ def cell(published, values):
     return f"{published} -> {ours}" if published else ours
 
 def row(heads, published, runs, lengths):
-    """heads, a cell a length, and how many seeds; of runs with fine-tuning the tests before it."""
-    stage = "before" if runs and runs[0].get("before") else "tests"
+    """heads, a cell a length, and how many seeds."""
     cells = []
     for number, n in zip(published, lengths):
-        cells.append(cell(number, claims.percents(runs, n, stage=stage)))
+        cells.append(cell(number, claims.percents(runs, n)))
     return f"| {' | '.join([*heads, *cells])} | {len(runs) or '-'} |"
 
 def head(names):
@@ -143,12 +139,19 @@ def calibration_table():
             yield row([task, rules, hard], published, runs, lengths)
 
 def jelassi_tables():
-    """A table each; what was not run says so."""
-    for title, (lengths, rows) in JELASSI.items():
+    """A table each, and one of priming and fine-tuning; what was not run says so."""
+    for title, (wanted, lengths, methods) in JELASSI.items():
         yield f"\n{title}:\n"
-        yield from head(["model", *map(str, lengths), "seeds"])
-        for name, published, wanted in rows:
-            yield row([name], published, matching("encoders", **wanted), lengths)
+        yield from head(["method", *map(str, lengths), "seeds"])
+        for method, published in methods.items():
+            runs = matching("encoders", method=method, **wanted)
+            yield row([f"`{method}`"], published, runs, lengths)
+    lengths = (5, 6, 7, 8, 9, 10)
+    yield "\nPriming, products with one digit by `rpe-k`:\n"
+    yield from head(["long questions", *map(str, lengths), "seeds"])
+    for name, options in PRIMED.items():
+        runs = matching("encoders", **PRODUCTS | dict(method="rpe-k") | options)
+        yield row([name], [""] * len(lengths), runs, lengths)
 
 def scheme_tables():
     return scheme_runs.table(scheme_runs.read())

@@ -46,16 +46,20 @@ def network(layers, head, x):
     first, _, second = layers
     total = float(second.bias[head])
     for n in range(len(first.bias)):
-        hidden = max(0.0, float(first.weight[n, 0]) * x + float(first.bias[n]))
-        total += float(second.weight[head, n]) * hidden
+        hidden = float(first.weight[n, 0]) * x + float(first.bias[n])
+        if hidden > 0:
+            total += float(second.weight[head, n]) * hidden
     return total
 
 def t5(part, head, d, largest):
-    bucket = d if d < 16 else min(31, 16 + int(16 * math.log(d / 16) / math.log(8)))
+    bucket = d
+    if d >= 16:
+        octaves = math.log(d / 16) / math.log(8)
+        bucket = min(31, 16 + int(16 * octaves))
     return float(part.weight[bucket, head])
 
 def kerple(part, head, d, largest):
-    r1, r2 = softplus(float(part.r[0, head, 0, 0])), softplus(float(part.r[1, head, 0, 0]))
+    r1, r2 = map(softplus, part.r[:, head, 0, 0].tolist())
     return -r1 * math.log(1 + r2 * d)
 
 def learned_alibi(part, head, d, largest):
@@ -70,7 +74,8 @@ def dynamic(part, head, d, largest):
 
 def fire(part, head, d, largest):
     c, limit = abs(float(part.c)), abs(float(part.limit))
-    return network(part, head, math.log(c * d + 1) / math.log(c * max(limit, largest) + 1))
+    most = math.log(c * max(limit, largest) + 1)
+    return network(part, head, math.log(c * d + 1) / most)
 
 @pytest.mark.parametrize("kind, T, S", [("self", 20, 20), ("cross", 5, 40), ("encoder", 9, 9)])
 @pytest.mark.parametrize("name, formula", [
@@ -86,11 +91,14 @@ def test_biases_are_the_formulas(double, name, formula, kind, T, S):
         if kind == "self" and j > i:
             continue  # the causal mask closes it
         # How far key j lies behind query i; keys of the source are counted from its end.
-        behind = [i - (S - 1 - key if kind == "cross" else key) for key in range(S)]
-        side, sign = kind, 1
+        behind = [i - key for key in range(S)]
+        if kind == "cross":
+            behind = [i - key for key in reversed(range(S))]
+        side, largest = kind, max(behind)
         if kind != "self":
-            side, sign = (f"{kind} behind", 1) if behind[j] >= 0 else (f"{kind} ahead", -1)
-        largest = max(sign * d for d in behind)
+            side = f"{kind} behind"
+        if behind[j] < 0:
+            side, largest = f"{kind} ahead", -min(behind)
         expected = formula(bias.parts[side], h, abs(behind[j]), largest)
         assert float(found[h, i, j]) == pytest.approx(expected, abs=1e-5)
 
@@ -138,7 +146,8 @@ def test_random_positions_of_both_sides_are_one_subset():
 def cope(module, kind, h, q, k, i, j):
     """The score of query i (D,) at key j, before it is divided by sqrt(D)."""
     last = i if kind == "self" else len(k) - 1
-    count = min(63, sum(sigmoid(float(q[i] @ k[l])) for l in range(j, last + 1)))
+    gates = [sigmoid(float(q[i] @ k[l])) for l in range(j, last + 1)]
+    count = min(63, sum(gates))
     share = count - math.floor(count)
     below, above = module.vectors[math.floor(count)], module.vectors[math.ceil(count)]
     return float(q[i] @ (k[j] + (1 - share) * below + share * above))
@@ -152,8 +161,8 @@ def forgetting(module, kind, h, q, k, i, j):
         forgotten = sum(log_f(0, l) for l in range(j + 1, i + 1))
     else:
         here = len(k) - 1 - i  # the column of place i
-        forgotten = sum(log_f(0, l) for l in range(here, j)) + sum(
-            log_f(1, l) for l in range(j, here))
+        forgotten = sum(log_f(0, l) for l in range(here, j))
+        forgotten += sum(log_f(1, l) for l in range(j, here))
     return float(q[i] @ k[j]) + math.sqrt(q.shape[1]) * forgotten
 
 @pytest.mark.parametrize("kind, T, S", [("self", 5, 5), ("cross", 5, 7)])
