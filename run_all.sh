@@ -56,26 +56,26 @@ list_rules() {
     done
 }
 
-list_encoders() {  # seven hours of one core
+list_encoders() {  # six hours of one core
     local product="--task multiplication --lengths 5,6,7,8,9,10"
     local addition="--model universal --task addition" modular="--modulus 100 --clip 3"
     for method in rpe-k rpe-kq ape; do
         seeds "0 1 2" encoders $product --method $method
+        seeds "0 1 2" encoders $addition --method $method --lengths 5,6,8,10
+        seeds "0 1 2" encoders $addition --method $method $modular
+        seeds "0 1 2" encoders $product --method $method $modular --second-digits 3
+    done
+    for method in rpe-k ape; do
         seeds "0 1 2" encoders --task elementwise-addition --method $method --lengths 5,6,10,15,20
     done
     for count in 10 25 50 100 500; do
         seeds "0 1 2" encoders $product --prime $count --prime-lengths 10
     done
-    for count in 100 1000; do
-        seeds "0 1 2" encoders $product --finetune $count --prime-lengths 10
-    done
     for lengths in 6,7,8,9,10 6,8,10; do
         seeds "0 1 2" encoders $product --prime 500 --prime-lengths $lengths
     done
-    for method in rpe-k rpe-kq ape; do
-        seeds "0 1 2" encoders $addition --method $method --lengths 5,6,8,10
-        seeds "0 1 2" encoders $addition --method $method $modular
-        seeds "0 1 2" encoders $product --method $method $modular --second-digits 3
+    for count in 100 1000; do
+        seeds "0 1 2" encoders $product --finetune $count --prime-lengths 10
     done
     for modulus in 101 128; do
         seeds "0 1 2" encoders $addition --method rpe-kq --modulus $modulus

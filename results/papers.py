@@ -52,8 +52,7 @@ JELASSI = {
         "rpe-kq": ("100", "9.2", "0")}),
     "Table 6, element-wise sums": (PLAIN | dict(task="elementwise-addition"), (5, 6, 10, 15, 20), {
         "ape": ("100", "5.3", "0", "0", "0"),
-        "rpe-k": ("100", "97.5", "90.5", "86.2", "78.1"),
-        "rpe-kq": ("", "", "", "", "")}),
+        "rpe-k": ("100", "97.5", "90.5", "86.2", "78.1")}),
 }
 # Long questions among 5,000, or trained on afterwards.
 PRIMED = {"none": {}}
