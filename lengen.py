@@ -1763,7 +1763,7 @@ class EncoderTask(NamedTuple):
     sign: str
     carries: bool = True  # else an answer is as long as the longer operand
     is_product: bool = False  # an answer has up to twice the digits, else up to one more
-    steps: int = 8000  # of training
+    steps: int = 16_000  # of training
 
 ENCODER_TASKS = {  # at width 3
     # 12@+39@ -> $51@@, modulo 100 $51

@@ -62,7 +62,7 @@ list_encoders() {  # six hours of one core
     for method in rpe-k rpe-kq ape; do
         seeds "0 1 2" encoders $product --method $method
         seeds "0 1 2" encoders $addition --method $method --lengths 5,6,8,10
-        seeds "0 1 2" encoders $addition --method $method $modular
+        seeds "0 1 2" encoders $addition --method $method $modular --steps 8000
         seeds "0 1 2" encoders $product --method $method $modular --second-digits 3
     done
     for method in rpe-k ape; do
@@ -78,7 +78,7 @@ list_encoders() {  # six hours of one core
         seeds "0 1 2" encoders $product --finetune $count --prime-lengths 10
     done
     for modulus in 101 128; do
-        seeds "0 1 2" encoders $addition --method rpe-kq --modulus $modulus
+        seeds "0 1 2" encoders $addition --method rpe-kq --modulus $modulus --steps 8000
     done
     seeds "0 1 2" encoders $product --second-digits 2 --d-model 128 --lr 2e-3 --steps 20000
 }

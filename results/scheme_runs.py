@@ -23,8 +23,8 @@ from statistics import median
 import torch
 
 import lengen as L
-from results.claims import percents, span
 from results.schemes import SCHEMES
+from results.shares import percents, span
 from results.speed import interleaved
 
 RECORDS = Path(__file__).parent / "schemes.jsonl"
