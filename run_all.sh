@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
-# ./run_all.sh full    README's runs, but rows marked *, n x 3 and position schemes: many hours
+# ./run_all.sh full    README's runs, but for position schemes: many hours
 # ./run_all.sh NAME    one of its lists: methods, rules, encoders, pairs
 # ./run_all.sh check   25 kills, 10,000 digits
 #
