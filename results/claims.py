@@ -97,8 +97,8 @@ def verdicts_on_encoders():
     """-> lines on claims of Jelassi et al."""
     sums = partial(share, "encoders", task="addition", modulus=0)
     yield verdict("in part", "relative tables carry sums of 5 digits on, learned positions do not, "
-                  "and wide models go further (Jelassi, Table 1, Fig. 2). At 6 digits {}; {}. At 10 "
-                  "by width 64 {}, by 256 {}",
+                  "and wide models go further (Jelassi, Table 1, Fig. 2). At 6 digits {}; {}. At "
+                  "10 by width 64 {}, by 256 {}",
                   sums(6, method="rpe-k", d_model=64), sums(6, method="ape", d_model=64),
                   sums(10, method="rpe-k", d_model=64), sums(10, method="rpe-k", d_model=256))
     places = partial(share, "encoders", task="elementwise-addition")
@@ -106,7 +106,8 @@ def verdicts_on_encoders():
                   "{}", places(6, method="rpe-k"), places(6, method="ape"))
     modular = partial(share, "encoders", task="addition", modulus=100)
     yield verdict("in part", "tables and learned positions carry sums modulo 100 to 10 digits "
-                  "(Table 2: 100, 73.3). Here {}; {}", modular(10, method="rpe-kq"), modular(10, method="ape"))
+                  "(Table 2: 100, 73.3). Here {}; {}",
+                  modular(10, method="rpe-kq"), modular(10, method="ape"))
     product = partial(share, "encoders", task="multiplication", second_digits=1, modulus=0)
     plain = partial(product, prime=0, finetune=0)
     yield verdict("more", "products with one digit reach 6 digits at best (Table 3: 12.2; 1.5). "
@@ -115,8 +116,8 @@ def verdicts_on_encoders():
     yield verdict("reproduced", "a few long questions among 5,000 teach that length (Sec. 5). By "
                   "10, 50 and 500 of 10 digits {}, {} and {} of such are right, without {}",
                   *(primed(prime=n) for n in (10, 50, 500)), plain(10, method="rpe-k"))
-    yield verdict("not reproduced", "no length between is learned (Fig. 5). With 500 of 10 digits 8 "
-                  "has {}, of 6, 8 and 10 digits 7 has {}",
+    yield verdict("not reproduced", "no length between is learned (Fig. 5). With 500 of 10 digits "
+                  "8 has {}, of 6, 8 and 10 digits 7 has {}",
                   product(8, prime=500, prime_lengths=[10]),
                   product(7, prime=500, prime_lengths=[6, 8, 10]))
     tuned = partial(product, prime=0, finetune=1000)
