@@ -1685,7 +1685,7 @@ class PairsOptions(Options):
 
     # Not options:
     optimizer = "adam"
-    paper = dict(lr=1e-4, batch=1000, steps=10_000)  # Appendix; it does not say how many steps
+    paper = dict(lr=1e-4, batch=1000, steps=10_000)  # Appendix, which says nothing of steps
 
     def settle(self):
         if not 4 <= self.d_vocab <= 2 ** 16:
@@ -1810,7 +1810,7 @@ class EncoderOptions(Options):
     decay = 0.01
     choices = Options.choices | dict(size=SIZES, optimizer=("muon", "adam"), method=(
         "vanilla", "nope", "ape", "alibi", "rope", "rpe-k", "rpe-kq"))
-    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples. Products there have --second-digits 3.
+    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples. Its products need --second-digits 3.
     paper = dict(size="standard", dropout=0.1, optimizer="adam", lr=1e-4, steps=2_343_750,
                  uniform=True, samples=10_000, lengths=(5, 6, 10, 15, 20))
 
@@ -1823,7 +1823,8 @@ class EncoderOptions(Options):
         self.prime_lengths = self.prime_lengths or (max(self.lengths),)
         needed = max(self.lengths + self.prime_lengths + (self.train_digits, self.second_digits,
                                                           len(str(self.modulus))))
-        room = 2 if self.preset == "fast" else 0  # PAD has been behind each number in training
+        # Behind every training number there is PAD; without room the longest tested have none.
+        room = 2 if self.preset == "fast" else 0
         self.width = self.width or needed + room
         self.clip = self.clip or 2 * self.width
         if not needed <= self.width <= 2000:
@@ -1880,8 +1881,8 @@ def draw_encoder(config, length, B, even=False):
 
 def encoder_questions(config, length):
     """Test questions on numbers below 10^length. Source: Jelassi, Sec. 2.1."""
-    operands = draw_encoder(config, length, config.samples)
-    return {"random": arrange_encoder(config.task, *operands, config.modulus)}
+    a, b = draw_encoder(config, length, config.samples)
+    return {"random": arrange_encoder(config.task, a, b, config.modulus)}
 
 class Encoder(Transformer):
     """Source (B, S), target (B, T), read for its length alone -> logits (B, T, V). Source: Jelassi,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
-# ./run_all.sh full    README's runs, but for position schemes: many hours
+# ./run_all.sh full    README's runs, but for position schemes and scripts: many hours
 # ./run_all.sh NAME    one of its lists: methods, rules, encoders, pairs
 # ./run_all.sh check   25 kills, 10,000 digits
 #
@@ -56,7 +56,7 @@ list_rules() {
     done
 }
 
-list_encoders() {  # six hours of one core
+list_encoders() {
     local product="--task multiplication --lengths 5,6,7,8,9,10"
     local addition="--model universal --task addition" modular="--modulus 100 --clip 3"
     for method in rpe-k rpe-kq ape; do
@@ -83,7 +83,7 @@ list_encoders() {  # six hours of one core
     seeds "0 1 2" encoders $product --second-digits 2 --d-model 128 --lr 2e-3 --steps 20000
 }
 
-list_pairs() {  # half an hour of one core
+list_pairs() {
     for more in "" --dummy "--dummy --d-head 4" "--dummy --d-head 2 --steps 16000" \
             "--dummy --d-head 2 --d-vocab 5 --steps 3000" \
             "--dummy --d-vocab 256 --plant 0.5 --batch 1000 --steps 8000"; do

@@ -2273,13 +2273,14 @@ def test_window_brings_layers_a_width_and_dropout_for_one_operand():
     two = L.Config("addition", method="window")
     assert (two.n_layer, two.width, two.dropout) == (1, 0, 0.0)
 
-def test_methods_bring_rates_and_multiples_of_the_steps():
+def test_methods_bring_rates_and_multiples_of_the_steps(monkeypatch):
     window = L.Config(method="window")
     assert (window.lr, window.steps) == (4e-3, 3 * 350)
     rope = L.Config("addition", method="rope")
     assert (rope.lr, rope.steps) == (3e-3, 10 * 600)
-    assert L.Config("elementwise-addition", method="rope") == L.Config(
-        "elementwise-addition", method="rope", lr=3e-3)
+    monkeypatch.setitem(L.METHODS, "rope", L.Method("", defaults=dict(lr=5e-3)))
+    assert L.Config("addition", method="rope").lr == 5e-3
+    assert L.Config("addition", "encoder", method="rope").lr == 3e-3  # of encoder-decoders alone
 
 def test_options_and_the_paper_preset_go_before_what_methods_bring():
     given = L.Config(method="window", n_layer=1, dropout=0.0, steps=5)

@@ -83,19 +83,6 @@ def changed_options(config):
             flags.append(str(value))
     return " ".join(flags) or "-"
 
-def as_now(record):
-    """Options of a record as they are named now."""
-    method = "nope" if record["config"]["task"] in L.PAIRS else "abc"
-    config = dict(method=method) | record["config"]
-    if "source" not in record and config.get("model") in ("universal", "encoder"):
-        # Older records have tasks of their own for remainders, and options without effect.
-        modulus = config.pop("modulus", 100)
-        if "multiplication" not in config["task"]:
-            config.pop("second_digits", None)
-        if config["task"].startswith("modular-"):
-            config |= dict(task=config["task"].removeprefix("modular-"), modulus=modulus)
-    return config
-
 def look_at_pairs(folder):
     """What the scores of a head of pairs look like."""
     queries, keys = query_key(L.load(folder)[0])
@@ -108,7 +95,9 @@ def read_record(line, folder):
     """A line of JSON -> records with "key" (task, method, changed options), seed and "columns"
     {(digits, set): row}, one more of tests before fine-tuning. Older ones may lack the rest."""
     record, found = dict(train={}, before=None) | json.loads(line), []
-    config = as_now(record)
+    config = record["config"]
+    if config["task"] in L.PAIRS:
+        config = dict(method="nope") | config
     stages = {" (before)": record["before"], "": record["tests"]}
     if record["train"]:
         seconds = [part["seconds"] for part in record["train"].values()]
