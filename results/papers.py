@@ -88,6 +88,23 @@ def row(heads, published, runs, lengths):
         cells.append(cell(number, shares.percents(runs, n)))
     return f"| {' | '.join([*heads, *cells])} | {len(runs) or '-'} |"
 
+def proof_table():
+    """ABC by the defaults: what it took to prove a run. Attempts: from the teacher's weights, by a
+    new model with the same lines, by lines of the next kappa."""
+    yield from head(["task", "proved", "attempts", "kappa", "windows", "margin", "steps"])
+    for task in "successor", "addition", "nx1", "parity":
+        runs = shares.records("abc", task=task)
+        proofs = [r["proof"] for r in runs]
+        attempts = [proof["attempt"] for proof in proofs]
+        counts = [attempts.count(1), attempts.count(2), len(runs) - attempts.count(1)
+                  - attempts.count(2)]
+        windows = sorted({proof["windows"] for proof in proofs})
+        yield (f"| {task} | {sum(proof['proved'] for proof in proofs)} of {len(runs)} "
+               f"| {', '.join(map(str, counts))} | {shares.span([p['kappa'] for p in proofs])} "
+               f"| {', '.join(f'{n:,}' for n in windows)} "
+               f"| {shares.span([p['margin'] for p in proofs])} "
+               f"| {shares.span([r['train']['model']['steps'] for r in runs])} |")
+
 def head(names):
     return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
 
@@ -158,9 +175,9 @@ def jelassi_tables():
         yield row([name], [""] * len(lengths), runs, lengths)
 
 def scheme_tables():
-    return scheme_runs.table(scheme_runs.read())
+    return scheme_runs.table(scheme_runs.read(), ["one layer"])
 
-TABLES = {"v2 table 1": scaffolding_tables, "v2 table 3": calibration_table,
+TABLES = {"proofs": proof_table, "v2 table 1": scaffolding_tables, "v2 table 3": calibration_table,
           "jelassi": jelassi_tables, "schemes": scheme_tables}
 
 def check(write):

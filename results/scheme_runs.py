@@ -120,12 +120,12 @@ def row(variant, method, parted, times):
     ratio = times.get(method, "-") if variant == "one layer" else "-"
     return f"| {method} | {runs[0]['learned']:,} | {ratio} | {' | '.join(cells)} |"
 
-def table(found):
+def table(found, variants=("one layer", "1 + 6 layers", "nine widths")):
     """-> lines: a row a variant and method."""
     parted, times = groups(found), {}
     if TIMES.exists():
         times = json.loads(TIMES.read_text(encoding="utf-8"))
-    for name in "one layer", "1 + 6 layers", "nine widths":
+    for name in variants:
         yield f"\n{name}:\n"
         yield "| scheme | learned numbers | a step | n + 1: 6 | 10 | 20 | 60 | a + b: 6 | 10 | 20 |"
         yield "|" + "---|" * 10
