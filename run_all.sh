@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # ./run_all.sh quick   ABC on the four tasks and the other methods on successor, one seed
 # ./run_all.sh full    README's runs, but for position schemes and scripts: many hours
-# ./run_all.sh NAME    one of its lists: methods, rules, encoders, pairs
-# ./run_all.sh check   25 kills, 10,000 digits
+# ./run_all.sh NAME    one of its lists: abc, widths, methods, rules, encoders, pairs
 #
 # Records go to runs/records/LIST.jsonl; what has one is not run again. JOBS=2: two at a time.
 set -euo pipefail
@@ -19,7 +18,14 @@ seeds() {  # seeds "0 1 2" LIST OPTION...: a run a seed
 
 list_abc() {
     for task in successor addition nx1 parity; do
-        seeds "$1" abc --task $task --lengths 6,20,60,1000
+        seeds "${1:-$(seq -s ' ' 0 99)}" abc --task $task --lengths 6,10,20,60,1000
+    done
+}
+
+list_widths() {  # how small a model of addition may be
+    for size in "32 4" "32 2" "16 4" "16 2" "12 4" "12 2" "8 4" "8 2"; do
+        set -- $size
+        seeds "0 1 2" widths --task addition --d-model $1 --n-head $2 --lengths 6,60
     done
 }
 
@@ -68,14 +74,11 @@ list_encoders() {
     for method in rpe-k ape; do
         seeds "0 1 2" encoders --task elementwise-addition --method $method --lengths 5,6,10,15,20
     done
-    for count in 10 25 50 100 500; do
-        seeds "0 1 2" encoders $product --prime $count --prime-lengths 10
-    done
-    for lengths in 6,7,8,9,10 6,8,10; do
-        seeds "0 1 2" encoders $product --prime 500 --prime-lengths $lengths
-    done
-    for count in 100 1000; do
-        seeds "0 1 2" encoders $product --finetune $count --prime-lengths 10
+    local ten="--prime-lengths 10"
+    for more in "--prime 10 $ten" "--prime 25 $ten" "--prime 50 $ten" "--prime 100 $ten" \
+            "--prime 500 $ten" "--prime 500 --prime-lengths 6,7,8,9,10" \
+            "--prime 500 --prime-lengths 6,8,10" "--finetune 100 $ten" "--finetune 1000 $ten"; do
+        seeds "0 1 2" encoders $product $more
     done
     for modulus in 101 128; do
         seeds "0 1 2" encoders $addition --method rpe-kq --modulus $modulus --steps 8000
@@ -110,11 +113,9 @@ case ${1:-} in
             seeds 0 methods --task successor --method $method
         done ;;
     full)
-        list_abc "$(seq -s ' ' 400 429)"
-        list_methods; list_rules; list_encoders; list_pairs ;;
-    methods|rules|encoders|pairs) list_$1 ;;
-    check) exec python -m pytest -q -s -m check ;;
-    *) echo "usage: ./run_all.sh quick|full|check|methods|rules|encoders|pairs" >&2 && exit 2 ;;
+        for name in abc widths methods rules encoders pairs; do list_$name; done ;;
+    abc|widths|methods|rules|encoders|pairs) list_$1 ;;
+    *) echo "usage: ./run_all.sh quick|full|abc|widths|methods|rules|encoders|pairs" >&2; exit 2 ;;
 esac
 mkdir -p "$records"
 touch "$records/done" && rm -f "$records/failed"
