@@ -121,8 +121,8 @@ def verdicts_on_encoders():
                       method="rpe-k")
     primed = partial(product, prime_lengths=[10], finetune=0)
     yield verdict("in part", "a few long questions among 5,000 teach their length, and none "
-                  "between (Sec. 5, Fig. 5). With 500 of 10 digits 10 has {}, without {}; but 8 has "
-                  "{}",
+                  "between (Sec. 5, Fig. 5). With 500 of 10 digits 10 has {}, without {}; but 8 "
+                  "has {}",
                   primed(10, prime=500), primed(10, prime=0), primed(8, prime=500))
 
 def verdict_on_pairs():
