@@ -120,10 +120,12 @@ def verdicts_on_encoders():
     product = partial(share, "encoders", task="multiplication", second_digits=1, modulus=0,
                       method="rpe-k")
     primed = partial(product, prime_lengths=[10], finetune=0)
-    yield verdict("in part", "a few long questions among 5,000 teach their length, and none "
-                  "between (Sec. 5, Fig. 5). With 500 of 10 digits 10 has {}, without {}; but 8 "
-                  "has {}",
-                  primed(10, prime=500), primed(10, prime=0), primed(8, prime=500))
+    yield verdict("reproduced", "long questions among 5,000 teach their length, fine-tuning on as "
+                  "many does not (Sec. 5). Of 10 digits 100 give {}, by fine-tuning {}, none {}",
+                  primed(10, prime=100), product(10, prime=0, finetune=100), primed(10, prime=0))
+    yield verdict("not reproduced", "they teach no length between (Fig. 5). By 500 of 10 digits 8 "
+                  "has {}, by 6, 8 and 10 digits 7 has {}", primed(8, prime=500),
+                  product(7, prime=500, prime_lengths=[6, 8, 10]))
 
 def verdict_on_pairs():
     """-> a line on consecutive pairs."""
