@@ -1030,6 +1030,7 @@ FURTHER_TASKS = {
     "difference": L.Task("a - b, a >= b", lambda a, b: a - b, TWO, "+", 4, 2, admit=larger_first),
     "larger": L.Task("the larger number", lambda a, b: larger_first(a, b)[0], TWO, "+", 4),
     "reversed": L.Task("n, first digit first", lambda a: a.flip(1), base=4, headroom=0),
+    "sum without carries": L.Task("by digits", lambda a, b: (a + b) % 5, TWO, "+", 5, 2, 0),
 }
 
 @pytest.fixture
@@ -1097,17 +1098,27 @@ LEFTWARD = [  # the token before the last; the digit of the same place, and that
     L.Line(1, 1, 0, 3, -0.1, 3.0),
 ]
 
-def windows_and_keys(config, left_out=0):
-    """-> Windows of lines that decide, but for the last ones, or of the method; their open keys, a
-    function of kind, T and S."""
+EARLIER = [  # the last two tokens, the digit of the same place in both numbers
+    L.Line(0, 1, 0, 0, 0.0, 3.0, attention="self"),
+    L.Line(1, 1, 0, -1, 0.0, 3.0, attention="self"),
+    L.Line(0, -1, 0, 0, -0.1, 3.0),
+    L.Line(0, -1, 1, 0, -0.1, 3.0),
+]
+
+def lines_that_decide(task):
+    """Of some tasks others than `deciding` has."""
+    if task == "reversed":
+        return LEFTWARD
+    if task == "sum without carries":
+        return EARLIER
+    if task == "difference":  # numbers are told apart
+        return [line._replace(bias=line.bias - 0.1 * line.block) for line in deciding(task)]
+    return deciding(task)
+
+def windows_and_keys(config, lines):
+    """-> Windows of these lines, or of the method; their open keys, a function of kind, T, S."""
     if config.method in PERIODS:
         return L.windows_of_method(config), functools.partial(keys_of_window, config)
-    lines = deciding(config.task)
-    if config.task == "reversed":
-        lines = LEFTWARD
-    if config.task == "difference":  # numbers are told apart
-        lines = [line._replace(bias=line.bias - 0.1 * line.block) for line in lines]
-    lines = lines[:len(lines) - left_out]
     return L.enumerate_windows(config, lines), functools.partial(keys_of_lines, config, lines)
 
 def tokens_to_write(keys, questions):
@@ -1131,7 +1142,7 @@ def assert_clash(config, keys, clash):
     named = set(L.encode(one + other).tolist())
     assert len(named) == 2 and named in tokens_to_write(keys, pieces).values()
 
-DECIDED = [(task, "abc") for task in PROVABLE + ["difference", "reversed"]]
+DECIDED = [(task, "abc") for task in PROVABLE + list(FURTHER_TASKS) if task != "larger"]
 DECIDED += [
     ("successor", "window-cyclic"),
     ("parity", "window-cyclic"),
@@ -1142,7 +1153,7 @@ DECIDED += [
 @pytest.mark.parametrize("task, method", DECIDED)
 def test_long_questions_see_enumerated_windows_alone(narrow, task, method):
     config = one_layer(task, method)
-    windows, keys = windows_and_keys(config)
+    windows, keys = windows_and_keys(config, lines_that_decide(task))
     assert windows.clash == windows.why == ""
     tokens = tokens_to_write(keys, windows.questions)
     assert len(tokens) == len(windows.tokens)  # all are told apart, and none is there twice
@@ -1164,7 +1175,8 @@ def test_long_questions_see_enumerated_windows_alone(narrow, task, method):
 ])
 def test_two_questions_that_look_the_same_are_named(narrow, task, method, left_out):
     config = one_layer(task, method)
-    windows, keys = windows_and_keys(config, left_out)
+    lines = deciding(task)
+    windows, keys = windows_and_keys(config, lines[:len(lines) - left_out])
     assert_clash(config, keys, windows.clash)
     assert L.until_proved(windows) is None
 
@@ -1936,6 +1948,16 @@ def test_an_answer_is_read_from_the_tokens(monkeypatch, task, question, tokens, 
     monkeypatch.setattr(L, "generate", lambda *given: L.encode(tokens)[None])
     assert L.ask(None, L.Config(task), question) == answer
 
+@pytest.mark.parametrize("question, tokens", [("179", 8), ("9" * 30, 32)])
+def test_no_more_tokens_are_made_than_the_answer_has(monkeypatch, question, tokens):
+    """7 digits or one more than the question, and the end."""
+    def generate(model, source, limit, report):
+        assert limit == tokens
+        return L.encode("$0&")[None]
+
+    monkeypatch.setattr(L, "generate", generate)
+    assert L.ask(None, L.Config("successor"), question) == "0"
+
 def test_a_task_of_three_numbers_is_trained_and_tested(monkeypatch):
     monkeypatch.setitem(L.TASKS, "three", THREE_NUMBERS)
     rows = learned(small(task="three")).parts["tests"]["rows"]
@@ -1986,6 +2008,10 @@ def test_every_integer_starts_by_voting_yes():
     model = L.PairsHead(small("head"))
     alone = torch.arange(16)[:, None]
     assert (model(alone, alone)[:, :, 1] > 3).all()
+
+def test_the_embedding_of_the_dummy_alone_is_long():
+    lengths = L.PairsHead(small("head", dummy=True, d_model=128)).embedding.weight.norm(dim=1)
+    assert lengths[:16].mean() < 2 and lengths[16] > 8  # 0.1 and 1 times sqrt(128)
 
 def neighbours_in_many_dimensions(V):
     """Hypothesis 1a -> queries and keys (V, V), lowest score of a neighbour, highest of another: a
@@ -2335,6 +2361,9 @@ def test_defaults():
     c = L.Config("elementwise-addition")
     assert (c.n_train, c.train_digits, c.width) == (5000, 5, 12)
     assert L.Config("multiplication").second_digits == 1
+    c = L.Config("consecutive")
+    assert (c.d_vocab, c.d_model, c.d_head) == (16, 128, 32)
+    assert L.Config("addition", "encoder", prime=5, n_train=5).prime == 5  # all may be primes
 
 def random_value(draw, field, choices):
     """Of an option, for a short run; it may be out of its limits."""
