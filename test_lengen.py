@@ -2236,7 +2236,7 @@ BAD = [  # the first option is the one that the line names
     "--width 2001",
     "--lengths ,",
     "--lengths 6,x",
-    "--lengths 10000000000",
+    "--lengths 1000000001",
     "--lengths 2001 --method window",
     "--width 3 --task addition --model encoder",
     "--width 2001 --task addition --model encoder",
@@ -2504,6 +2504,8 @@ def test_a_reader_that_goes_away_is_no_failure(command, monkeypatch):
 
 def test_a_full_disk_costs_no_result(command, flags, monkeypatch):
     def full(path, data):
+        with open(path, "wb") as file:
+            file.write(data[:10])
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
