@@ -2294,6 +2294,11 @@ def test_a_folder_without_a_run_is_bad_input(command):
     assert_refused(command("--from=nowhere"), "'nowhere' cannot be used")
     assert_refused(command("--from=", "--ask=1"), "'' cannot be used")
 
+def test_a_device_that_is_not_there_is_refused_before_a_folder_is_made(command, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert_refused(command("--device=cuda"), "--device")
+    assert not Path("runs").exists()
+
 def test_several_processes_are_refused(command, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert_refused(command("--steps=3"), "WORLD_SIZE")
@@ -2359,10 +2364,12 @@ def test_defaults():
     c = L.Config()
     assert (c.lengths, c.widths) == ((6, 10, 20, 60), range(7, 16))
     c = L.Config("elementwise-addition")
-    assert (c.n_train, c.train_digits, c.width) == (5000, 5, 12)
+    assert (c.n_train, c.train_digits, c.width, c.uniform) == (5000, 5, 12, False)
+    assert (c.lr, c.batch, c.steps, c.retrain_steps) == (3e-3, 32, 6000, 1000)
     assert L.Config("multiplication").second_digits == 1
     c = L.Config("consecutive")
     assert (c.d_vocab, c.d_model, c.d_head) == (16, 128, 32)
+    assert (c.lr, c.batch, c.steps) == (1e-3, 300, 6000)
     assert L.Config("addition", "encoder", prime=5, n_train=5).prime == 5  # all may be primes
 
 def random_value(draw, field, choices):
