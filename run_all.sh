@@ -23,9 +23,9 @@ list_abc() {
 }
 
 list_widths() {  # how small a model of addition may be
-    for size in "32 4" "32 2" "16 4" "16 2" "12 4" "12 2" "8 4" "8 2"; do
-        set -- $size
-        seeds "0 1 2" widths --task addition --d-model $1 --n-head $2 --lengths 6,60
+    local small="--retrain-steps 1000 --lengths 6,60 --samples 200 --d-model"
+    for size in "32 --steps 3000" "16 --steps 10000" "12 --steps 10000" "8 --steps 10000"; do
+        seeds "0 1 2" widths --task addition $small $size
     done
 }
 

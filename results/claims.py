@@ -148,6 +148,9 @@ def sentences():
     yield f"{sum(map(all_right, runs)) - len(known)} of them are exact in the tests, too"
     later = sum(r["proof"]["attempt"] > 1 for r in runs)
     yield f"{later} of {len(runs)} needed a later attempt"
+    for width in 16, 12:
+        runs = records("widths", d_model=width, n_head=4, steps=10_000)
+        yield f"width {width} on {proved(runs)} of {len(runs)} seeds"
     minus, own = read("subtraction"), read("own")
     yield f"{proved(minus)} of {len(minus)} seeds are proved exact"
     short = sum(min(percents(r, 6) + percents(r, 60)) == 100 for r in zip(own))
