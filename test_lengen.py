@@ -1030,7 +1030,8 @@ FURTHER_TASKS = {
     "difference": L.Task("a - b, a >= b", lambda a, b: a - b, TWO, "+", 4, 2, admit=larger_first),
     "larger": L.Task("the larger number", lambda a, b: larger_first(a, b)[0], TWO, "+", 4),
     "reversed": L.Task("n, first digit first", lambda a: a.flip(1), base=4, headroom=0),
-    "sum without carries": L.Task("by digits", lambda a, b: (a + b) % 5, TWO, "+", 5, 2, 0),
+    "sum without carries": L.Task("by digits", lambda a, b: (a + b) % 5, TWO, "+", base=5,
+                                  width=2, headroom=0),
 }
 
 @pytest.fixture

@@ -151,6 +151,8 @@ def sentences():
     for width in 16, 12:
         runs = records("widths", d_model=width, n_head=4, steps=10_000)
         yield f"width {width} on {proved(runs)} of {len(runs)} seeds"
+        if width == 16:
+            yield f"[{runs[0]['parameters']:,} parameters]"
     minus, own = read("subtraction"), read("own")
     yield f"{proved(minus)} of {len(minus)} seeds are proved exact"
     short = sum(min(percents(r, 6) + percents(r, 60)) == 100 for r in zip(own))

@@ -98,8 +98,7 @@ def proof_table():
         runs = [r for r in every if r["proof"]["proved"]]
         proofs = [r["proof"] for r in runs]
         attempts = [proof["attempt"] for proof in proofs]
-        counts = [attempts.count(1), attempts.count(2), len(runs) - attempts.count(1)
-                  - attempts.count(2)]
+        counts = [attempts.count(1), attempts.count(2), sum(n > 2 for n in attempts)]
         windows = sorted({proof["windows"] for proof in proofs})
         yield (f"| {task} | {len(runs)} of {len(every)} "
                f"| {', '.join(map(str, counts))} | {shares.span([p['kappa'] for p in proofs])} "
