@@ -30,34 +30,30 @@ PARITY = {"vanilla": ("29.23", "0"), "window": ("100", "100"), "window-cyclic": 
           "window-nope": ("100", "100")}
 V2_TABLE_3 = {"successor": ALL, "addition": "100 100 99.8", "nx1": ALL}
 
-# Tables of Jelassi et al.: options of the runs, digits, the paper's percentages by method. Those of
-# Table 1 are of its UTransformers, base and large.
+# Tables of Jelassi et al.: options of the runs; by method the paper's percentages, by digits. Those
+# of Table 1 are of its UTransformers, base and large.
 PLAIN = dict(model="universal", d_model=64, modulus=0, prime=0, finetune=0)
-WIDE = dict(model="universal", task="addition", d_model=256)
 PRODUCTS = PLAIN | dict(task="multiplication", second_digits=1)
 JELASSI = {
-    "Table 1, sums": (PLAIN | dict(task="addition"), (5, 6, 10), {
-        "ape": ("100", "2 to 3.1", "0"),
-        "rpe-k": ("100", "92.1 to 100", "70.6 to 99.9"),
-        "rpe-kq": ("100", "90.8 to 99.7", "22.5 to 58")}),
-    "Table 1, width 256, 6 rounds": (WIDE, (5, 6, 10), {
-        "rpe-k": ("100", "92.1 to 100", "70.6 to 99.9"),
-        "rpe-kq": ("100", "90.8 to 99.7", "22.5 to 58")}),
-    "Table 2a, sums modulo 100": (PLAIN | dict(task="addition", modulus=100), (5, 6, 10), {
-        "ape": ("100", "99.5", "73.3"),
-        "rpe-k": ("100", "100", "86.9"),
-        "rpe-kq": ("100", "100", "100")}),
-    "Table 2b, products modulo 100": (PRODUCTS | dict(modulus=100, second_digits=3), (5, 10), {
-        "ape": ("100", "98.8"),
-        "rpe-k": ("100", "100"),
-        "rpe-kq": ("100", "100")}),
-    "Table 3, products with one digit": (PRODUCTS, (5, 6, 7), {
-        "ape": ("100", "1.5", "0"),
-        "rpe-k": ("100", "12.2", "0"),
-        "rpe-kq": ("100", "9.2", "0")}),
-    "Table 6, element-wise sums": (PLAIN | dict(task="elementwise-addition"), (5, 6, 10, 15, 20), {
-        "ape": ("100", "5.3", "0", "0", "0"),
-        "rpe-k": ("100", "97.5", "90.5", "86.2", "78.1")}),
+    "1, sums": (PLAIN | dict(task="addition"), {
+        "ape": {5: "100", 6: "2 to 3.1", 10: "0"},
+        "rpe-k": {5: "100", 6: "92.1 to 100", 10: "70.6 to 99.9"},
+        "rpe-kq": {5: "100", 6: "90.8 to 99.7", 10: "22.5 to 58"}}),
+    "2a, sums modulo 100": (PLAIN | dict(task="addition", modulus=100), {
+        "ape": {5: "100", 6: "99.5", 10: "73.3"},
+        "rpe-k": {5: "100", 6: "100", 10: "86.9"},
+        "rpe-kq": {5: "100", 6: "100", 10: "100"}}),
+    "2b, products modulo 100": (PRODUCTS | dict(modulus=100, second_digits=3), {
+        "ape": {5: "100", 10: "98.8"},
+        "rpe-k": {5: "100", 10: "100"},
+        "rpe-kq": {5: "100", 10: "100"}}),
+    "3, products with one digit": (PRODUCTS, {
+        "ape": {5: "100", 6: "1.5"},
+        "rpe-k": {5: "100", 6: "12.2"},
+        "rpe-kq": {5: "100", 6: "9.2"}}),
+    "6, element-wise sums": (PLAIN | dict(task="elementwise-addition"), {
+        "ape": {5: "100", 6: "5.3", 10: "0"},
+        "rpe-k": {5: "100", 6: "97.5", 10: "90.5"}}),
 }
 # Long questions among 5,000, or trained on afterwards.
 PRIMED = {"none": {}}
@@ -78,21 +74,37 @@ def matching(file, **wanted):
     return list(found.values())
 
 def cell(published, values):
-    """The paper's percentage -> ours."""
-    ours = shares.span(values) if values else "not run"
-    return f"{published} -> {ours}" if published else ours
+    """The paper's percentage -> ours; one number where these are the same."""
+    if not values:
+        return f"{published} -> not run"
+    ours = shares.span(values)
+    if published in ("", ours):
+        return ours
+    return f"{published} -> {ours}"
 
-def row(heads, published, runs, lengths):
-    """heads, a cell a length, and how many seeds."""
+def name_once(lines):
+    """Rows of a table with their first cell empty where it is that of the row above."""
+    above = None
+    for line in lines:
+        name = line.split("|")[1] if line.startswith("|") else None
+        yield line.replace(name, " ", 1) if name and name == above else line
+        above = name
+
+def row(heads, published, runs, lengths, usual=3):
+    """heads, how many seeds if not the usual number, a cell a length."""
+    if len(runs) != usual:
+        seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        heads = [*heads[:-1], f"{heads[-1]}, {seeds}"]
     cells = []
     for number, n in zip(published, lengths):
-        cells.append(cell(number, shares.percents(runs, n)))
-    return f"| {' | '.join([*heads, *cells])} | {len(runs) or '-'} |"
+        cells.append("-" if number == "-" else cell(number, shares.percents(runs, n)))
+    return f"| {' | '.join([*heads, *cells])} |"
 
 def proof_table():
     """ABC by the defaults: what it took to prove a run. Attempts: from the teacher's weights, by a
     new model with the same lines, by lines of the next kappa."""
-    yield from head(["task", "proved", "attempts", "kappa", "windows", "margin", "steps"])
+    yield from head(["task", "proved", "attempts", "kappa", "windows", "margin", "steps",
+                     "of first"])
     for task in "successor", "addition", "nx1", "parity":
         every = shares.records("abc", task=task)
         runs = [r for r in every if r["proof"]["proved"]]
@@ -100,17 +112,20 @@ def proof_table():
         attempts = [proof["attempt"] for proof in proofs]
         counts = [attempts.count(1), attempts.count(2), sum(n > 2 for n in attempts)]
         windows = sorted({proof["windows"] for proof in proofs})
+        stages = [(r["train"]["model"]["seconds"], r["train"]["teacher"]["seconds"]) for r in every]
+        of_first = median(again / first for again, first in stages)
         yield (f"| {task} | {len(runs)} of {len(every)} "
                f"| {', '.join(map(str, counts))} | {shares.span([p['kappa'] for p in proofs])} "
                f"| {', '.join(f'{n:,}' for n in windows)} "
                f"| {shares.span([p['margin'] for p in proofs])} "
-               f"| {shares.span([r['train']['model']['steps'] for r in runs])} |")
+               f"| {shares.span([r['train']['model']['steps'] for r in runs])} "
+               f"| {of_first:.1f} |")
 
 def head(names):
     return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
 
 def best_setting(task, method, digits):
-    """-> layers, steps and runs of the recorded way to train a method that learns this length
+    """-> layers and runs of the recorded way to train a method that learns this length
     best; of equal ones that with most seeds, of these the deepest."""
     groups = {}
     for record in shares.read("methods"):
@@ -126,56 +141,51 @@ def best_setting(task, method, digits):
         return median(shares.percents(runs, digits)), len(runs), key
 
     layers, steps = max(groups, key=learned)
-    return layers, steps, list(groups[layers, steps].values())
+    return layers, list(groups[layers, steps].values())
 
 def method_rows(task, methods, lengths):
     """A row a method; methods: {name: percentages}."""
     for method, published in methods.items():
-        layers, steps, runs = best_setting(task, method, lengths[0])
-        heads = [task, f"`{method}`", layers, f"{steps:,}"]
-        yield row(heads, published or [""] * len(lengths), runs, lengths)
+        layers, runs = best_setting(task, method, lengths[0])
+        yield row([task, f"`{method}`", layers], published, runs, lengths)
 
 def scaffolding_tables():
     """v2, Table 1; parity by bits."""
-    yield from head(["task", "method", "layers", "steps", "6", "10", "60", "seeds"])
+    yield from head(["task", "method", "layers", "6", "10", "60"])
     for task, methods in V2_TABLE_1.items():
         numbers = {method: text.split() for method, text in methods.items()}
         yield from method_rows(task, numbers, (6, 10, 60))
-    yield from method_rows("parity-label", {"vanilla": None}, (6, 10, 60))
+    yield from method_rows("parity-label", {"vanilla": ["", "", ""]}, (6, 10, 60))
     yield ""
-    yield from head(["task", "method", "layers", "steps", "20 bits", "60", "200", "seeds"])
-    numbers = {method: (short, "", long) for method, (short, long) in PARITY.items()}
-    yield from method_rows("parity", numbers, (20, 60, 200))
-
-CHANGES = (None, "start", "start+mean", "start+all", "start+vertical", "start+vertical+self")
+    yield from head(["task", "method", "layers", "20 bits", "200"])
+    yield from method_rows("parity", PARITY, (20, 200))
 
 def calibration_table():
     """v2, Table 3: ABC by the defaults, and by the sources' rules."""
     lengths = (6, 10, 60)
-    yield from head(["task", "rules", "hard, 60", *map(str, lengths), "seeds"])
-    for task in (*V2_TABLE_3, "parity"):
-        published = V2_TABLE_3.get(task, "- - - -").split()
-        groups = [("robust", shares.records("abc", task=task))]
+    yield from head(["task", "rules", *map(str, lengths)])
+    for task, published in V2_TABLE_3.items():
+        numbers = published.split()
+        yield row([task, "robust"], numbers, shares.records("abc", task=task), lengths, usual=100)
         for rules in "paper", "v2", "code":
-            for changed in CHANGES:
-                runs = matching("rules", task=task, rules=rules, changed=changed)
-                if runs:
-                    groups.append((f"{rules}, {changed}" if changed else rules, runs))
-        for rules, runs in groups:
-            hard = shares.span(shares.percents(runs, 60, "hard"))
-            yield row([task, rules, hard], published, runs, lengths)
+            yield row([task, rules], numbers, matching("rules", task=task, rules=rules), lengths)
+        for changed in "start", "start+vertical+self":
+            runs = matching("changes", task=task, changed=changed)
+            if runs:
+                yield row([task, f"code, {changed}"], numbers, runs, lengths)
 
 def jelassi_tables():
-    """A table each, and one of priming and fine-tuning; what was not run says so."""
-    for title, (wanted, lengths, methods) in JELASSI.items():
-        yield f"\n{title}:\n"
-        yield from head(["method", *map(str, lengths), "seeds"])
+    """Tables 1 to 3 and 6, and one of priming and fine-tuning; what was not run says so."""
+    lengths = (5, 6, 10)
+    yield from head(["table", "method", *map(str, lengths)])
+    for title, (wanted, methods) in JELASSI.items():
         for method, published in methods.items():
             runs = matching("encoders", method=method, **wanted)
-            yield row([f"`{method}`"], published, runs, lengths)
-    lengths = (5, 6, 7, 8, 10)
-    yield "\nPriming, products with one digit by `rpe-k`:\n"
-    yield from head(["long questions", *map(str, lengths), "seeds"])
+            tested = [published.get(n, "-") for n in lengths]
+            yield row([title, f"`{method}`"], tested, runs, lengths)
+    lengths = (5, 8, 10)
+    yield ""
+    yield from head(["long questions, products with one digit by `rpe-k`", *map(str, lengths)])
     for name, options in PRIMED.items():
         runs = matching("encoders", **PRODUCTS | dict(method="rpe-k") | options)
         yield row([name], [""] * len(lengths), runs, lengths)
@@ -193,7 +203,7 @@ def check(write):
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)
         old, after = rest.split(end)
-        new = "".join(f"{line}\n" for line in table())
+        new = "".join(f"{line}\n" for line in name_once(table()))
         if old != new:
             wrong.append(name)
         text = before + start + new + end + after

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Records of finished runs: read, grouped by task, method and changed options, older ones, too."""
+"""Records of finished runs: read, grouped by task, method and changed options."""
 
 import dataclasses
 import json
@@ -11,9 +11,6 @@ from statistics import mean
 import torch
 
 import lengen as L
-
-# Defaults of options that older records have.
-FORMER = dict(base=10, precision="float32", kappa_cross=0.3, kappa_self=0.5)
 
 def query_key(model):
     """Pairs: query and key of every integer, (V, D) each; scores = queries @ keys.T."""
@@ -65,7 +62,7 @@ def usual_options(given):
     usual = dataclasses.asdict(L.Config(**same, **chosen(given, "lengths", *leading)))
     plain = dataclasses.asdict(L.Config(**same))
     first = L.Config(given["task"]).model
-    return usual | FORMER | dict(preset="fast", model=first) | chosen(plain, *leading)
+    return usual | dict(preset="fast", model=first) | chosen(plain, *leading)
 
 def changed_options(config):
     """Options of a record that are not the defaults, as flags, but for what was tested."""

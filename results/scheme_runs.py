@@ -3,7 +3,6 @@
 
 python -m results.scheme_runs          # run what has no record yet (JOBS=2: two at a time)
 python -m results.scheme_runs --table  # print the tables
-python -m results.scheme_runs --times  # time a step of each scheme, on a quiet machine
 
 Rates are chosen on held-out training numbers, for each scheme from the same three, by seed 100
 alone, which is in no table. The four schemes that carry furthest on seeds 0 to 2 are run again on
@@ -16,7 +15,6 @@ import json
 import multiprocessing
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -25,10 +23,8 @@ import torch
 import lengen as L
 from results.schemes import SCHEMES
 from results.shares import percents, span
-from results.speed import interleaved
 
 RECORDS = Path(__file__).parent / "schemes.jsonl"
-TIMES = Path(__file__).parent / "scheme_times.json"
 STEPS = {"successor": 1500, "addition": 3000}
 RATES = (2e-3, 4e-3, 8e-3)
 OTHERS = ("vanilla", "nope", "alibi", "rope", "rpe-k")  # of the file itself, on the same terms
@@ -57,8 +53,7 @@ def execute(options):
     run = L.Run(config)
     L.learn(run)
     learned = numbers(config) - numbers(dataclasses.replace(config, method="nope"))
-    changed = "nine widths" if n_width else None
-    return L.make_record(run) | dict(options=options, changed=changed, learned=learned)
+    return L.make_record(run) | dict(config=options, learned=learned)
 
 def read():
     """Records by their options."""
@@ -66,7 +61,7 @@ def read():
     if RECORDS.exists():
         for line in RECORDS.read_text(encoding="utf-8").splitlines():
             kept = json.loads(line)
-            found[json.dumps(kept["options"])] = kept
+            found[json.dumps(kept["config"])] = kept
     return found
 
 def finish(jobs):
@@ -77,7 +72,7 @@ def finish(jobs):
         for kept in pool.imap_unordered(execute, missing):
             with RECORDS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(kept) + "\n")
-            print(kept["options"], held_out(kept), flush=True)
+            print(kept["config"], held_out(kept), flush=True)
     return read()
 
 def held_out(kept):
@@ -93,15 +88,15 @@ def best_rate(found, method, task):
 
 def variant(kept):
     """-> what a run has other than one layer and its method's widths, in words."""
-    if "n_layer" in kept["options"]:
+    if "n_layer" in kept["config"]:
         return "1 + 6 layers"
-    return kept["changed"] or "one layer"
+    return "nine widths" if "n_width" in kept["config"] else "one layer"
 
 def groups(found):
     """-> tested runs by (variant, task, method)."""
     parted = {}
     for kept in found.values():
-        options = kept["options"]
+        options = kept["config"]
         if options["seed"] in SEEDS + FRESH_SEEDS:
             key = variant(kept), options["task"], options["method"]
             parted.setdefault(key, []).append(kept)
@@ -110,27 +105,23 @@ def groups(found):
 # What a table shows: digits of each task. Of sums of 60 digits none but ABC has 1% right.
 SHOWN = {"successor": (6, 10, 20, 60), "addition": (6, 10, 20)}
 
-def row(variant, method, parted, times):
-    """-> a row of a table: a scheme, how many numbers it learns, how long its steps are, percent
-    exact."""
+def row(variant, method, parted):
+    """-> a row of a table: a scheme, how many numbers it learns, percent exact."""
     cells = []
     for task, lengths in SHOWN.items():
         runs = parted[variant, task, method]
         cells += [span(percents(runs, n)) for n in lengths]
-    ratio = times.get(method, "-") if variant == "one layer" else "-"
-    return f"| {method} | {runs[0]['learned']:,} | {ratio} | {' | '.join(cells)} |"
+    return f"| {method} | {runs[0]['learned']:,} | {' | '.join(cells)} |"
 
 def table(found, variants=("one layer", "1 + 6 layers", "nine widths")):
     """-> lines: a row a variant and method."""
-    parted, times = groups(found), {}
-    if TIMES.exists():
-        times = json.loads(TIMES.read_text(encoding="utf-8"))
+    parted = groups(found)
     for name in variants:
         yield f"\n{name}:\n"
-        yield "| scheme | learned numbers | a step | n + 1: 6 | 10 | 20 | 60 | a + b: 6 | 10 | 20 |"
-        yield "|" + "---|" * 10
+        yield "| scheme | learned numbers | n + 1: 6 | 10 | 20 | 60 | a + b: 6 | 10 | 20 |"
+        yield "|" + "---|" * 9
         for method in sorted({method for variant, _, method in parted if variant == name}):
-            yield row(name, method, parted, times)
+            yield row(name, method, parted)
 
 def furthest(found):
     """-> the four schemes with most right at 10 and 20 digits of both tasks, the median seed; where
@@ -146,30 +137,12 @@ def furthest(found):
 
     return sorted([*SCHEMES, *OTHERS], key=reach)[-4:]
 
-def time_steps():
-    """Keep how many times vanilla's a step of each scheme takes, on addition: medians in turn."""
-    torch.set_num_threads(1)
-    training, _ = L.split_numbers(0)
-    calls = {}
-    for method in ("vanilla", *SCHEMES, *OTHERS):
-        config = L.Config(task="addition", method=method)
-        model = L.Transformer(config)
-        given = model, L.make_optimizers(model, config)
-        batch = L.training_batch(config, training, config.batch)
-        calls[method] = partial(L.take_step, *given, *batch)
-    seconds = dict(zip(calls, interleaved(40, *calls.values())))
-    times = {method: round(taken / seconds["vanilla"], 2) for method, taken in seconds.items()}
-    TIMES.write_text(json.dumps(times) + "\n", encoding="utf-8")
-
 def main(argv):
-    if argv == ["--times"]:
-        time_steps()
-        return 0
     if argv == ["--table"]:
         print("\n".join(table(read())))
         return 0
     if argv:
-        print("scheme_runs: the only options are --table and --times", file=sys.stderr)
+        print("scheme_runs: the only option is --table", file=sys.stderr)
         return 2
     pairs = [(method, task) for task in STEPS for method in (*SCHEMES, *OTHERS)]
     found = finish([job(*pair, 100, lr, (6,)) for pair in pairs for lr in RATES])

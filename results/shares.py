@@ -10,7 +10,7 @@ from statistics import median
 
 HERE = Path(__file__).parent
 
-# Options that old records leave out.
+# Options that records leave out.
 USUAL = dict(n_encoder=0, n_layer=1, width=0, rules="robust", preset="fast")
 
 @cache
