@@ -112,13 +112,13 @@ def proof_table():
         attempts = [proof["attempt"] for proof in proofs]
         counts = [attempts.count(1), attempts.count(2), sum(n > 2 for n in attempts)]
         windows = sorted({proof["windows"] for proof in proofs})
-        stages = [(r["train"]["model"]["seconds"], r["train"]["teacher"]["seconds"]) for r in every]
-        of_first = median(again / first for again, first in stages)
-        yield (f"| {task} | {len(runs)} of {len(every)} "
-               f"| {', '.join(map(str, counts))} | {shares.span([p['kappa'] for p in proofs])} "
-               f"| {', '.join(f'{n:,}' for n in windows)} "
-               f"| {shares.span([p['margin'] for p in proofs])} "
-               f"| {shares.span([r['train']['model']['steps'] for r in runs])} "
+        trains = [r["train"] for r in every]
+        of_first = median(t["model"]["seconds"] / t["teacher"]["seconds"] for t in trains)
+        steps = [r["train"]["model"]["steps"] for r in runs]
+        spans = [shares.span(values) for values in (
+            [p["kappa"] for p in proofs], [p["margin"] for p in proofs], steps)]
+        yield (f"| {task} | {len(runs)} of {len(every)} | {', '.join(map(str, counts))} "
+               f"| {spans[0]} | {', '.join(f'{n:,}' for n in windows)} | {spans[1]} | {spans[2]} "
                f"| {of_first:.1f} |")
 
 def head(names):
