@@ -49,7 +49,7 @@ def main_table():
 def verdicts_on_abc():
     """-> lines on claims of Attention Bias Calibration and Scaffolding (v1 and v2)."""
     by, four = partial(share, "methods"), tuple(TASKS)
-    flat, deep = dict(n_encoder=0, n_layer=1, width=0), dict(n_encoder=1, n_layer=6)
+    flat, deep = dict(n_encoder=0, n_layer=1), dict(n_encoder=1, n_layer=6)
     yield verdict("reproduced", "ABC is exact at 60 digits (v2, Table 3), here by other rules: "
                   "successor {}, addition {}, nx1 {}",
                   *(share("abc", 60, task=task) for task in four[:3]))

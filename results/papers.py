@@ -64,23 +64,10 @@ PRIMED["500 of 6, 8 and 10"] = dict(prime=500, prime_lengths=[6, 8, 10])
 for count in 100, 1000:
     PRIMED[f"fine-tuned on {count:,} of 10"] = dict(finetune=count, prime_lengths=[10])
 
-def matching(file, **wanted):
-    """Of each seed the last record whose options are these; None: an option that is not there."""
-    found = {}
-    for record in shares.read(file):
-        config = shares.USUAL | record["config"] | dict(changed=record.get("changed"))
-        if all(config.get(name) == value for name, value in wanted.items()):
-            found[config["seed"]] = record
-    return list(found.values())
-
 def cell(published, values):
     """The paper's percentage -> ours; one number where these are the same."""
-    if not values:
-        return f"{published} -> not run"
     ours = shares.span(values)
-    if published in ("", ours):
-        return ours
-    return f"{published} -> {ours}"
+    return ours if published in ("", ours) else f"{published} -> {ours}"
 
 def name_once(lines):
     """Rows of a table with their first cell empty where it is that of the row above."""
@@ -124,29 +111,25 @@ def proof_table():
 def head(names):
     return [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
 
-def best_setting(task, method, digits):
-    """-> layers and runs of the recorded way to train a method that learns this length
-    best; of equal ones that with most seeds, of these the deepest."""
+def best_depth(task, method, digits):
+    """-> layers and runs of the recorded depth at which a method learns this length best; of equal
+    ones that with most seeds, of these the deepest."""
     groups = {}
-    for record in shares.read("methods"):
+    for record in shares.records("methods", task=task, method=method):
         config = shares.USUAL | record["config"]
-        padded = config["width"] in (0, 61, 201)
-        if padded and (config["task"], config["method"]) == (task, method):
-            steps = config.get("steps") or record["train"]["model"]["steps"]
-            layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
-            groups.setdefault((layers, steps), {})[config["seed"]] = record
+        layers = f"1 + {config['n_layer']}" if config["n_encoder"] else str(config["n_layer"])
+        groups.setdefault(layers, []).append(record)
 
-    def learned(key):
-        runs = list(groups[key].values())
-        return median(shares.percents(runs, digits)), len(runs), key
+    def learned(layers):
+        return median(shares.percents(groups[layers], digits)), len(groups[layers]), layers
 
-    layers, steps = max(groups, key=learned)
-    return layers, list(groups[layers, steps].values())
+    layers = max(groups, key=learned)
+    return layers, groups[layers]
 
 def method_rows(task, methods, lengths):
     """A row a method; methods: {name: percentages}."""
     for method, published in methods.items():
-        layers, runs = best_setting(task, method, lengths[0])
+        layers, runs = best_depth(task, method, lengths[0])
         yield row([task, f"`{method}`", layers], published, runs, lengths)
 
 def scaffolding_tables():
@@ -160,6 +143,8 @@ def scaffolding_tables():
     yield from head(["task", "method", "layers", "20 bits", "200"])
     yield from method_rows("parity", PARITY, (20, 200))
 
+CHANGED = {"addition": "start", "nx1": "start+vertical+self"}  # see `changes.py`
+
 def calibration_table():
     """v2, Table 3: ABC by the defaults, and by the sources' rules."""
     lengths = (6, 10, 60)
@@ -168,26 +153,26 @@ def calibration_table():
         numbers = published.split()
         yield row([task, "robust"], numbers, shares.records("abc", task=task), lengths, usual=100)
         for rules in "paper", "v2", "code":
-            yield row([task, rules], numbers, matching("rules", task=task, rules=rules), lengths)
-        for changed in "start", "start+vertical+self":
-            runs = matching("changes", task=task, changed=changed)
-            if runs:
-                yield row([task, f"code, {changed}"], numbers, runs, lengths)
+            runs = shares.records("rules", task=task, rules=rules)
+            yield row([task, rules], numbers, runs, lengths)
+        if task in CHANGED:
+            runs = shares.records("changes", task=task, changed=CHANGED[task])
+            yield row([task, f"code, {CHANGED[task]}"], numbers, runs, lengths)
 
 def jelassi_tables():
-    """Tables 1 to 3 and 6, and one of priming and fine-tuning; what was not run says so."""
+    """Tables 1 to 3 and 6, and one of priming and fine-tuning."""
     lengths = (5, 6, 10)
     yield from head(["table", "method", *map(str, lengths)])
     for title, (wanted, methods) in JELASSI.items():
         for method, published in methods.items():
-            runs = matching("encoders", method=method, **wanted)
+            runs = shares.records("encoders", method=method, **wanted)
             tested = [published.get(n, "-") for n in lengths]
             yield row([title, f"`{method}`"], tested, runs, lengths)
     lengths = (5, 8, 10)
     yield ""
     yield from head(["long questions, products with one digit by `rpe-k`", *map(str, lengths)])
     for name, options in PRIMED.items():
-        runs = matching("encoders", **PRODUCTS | dict(method="rpe-k") | options)
+        runs = shares.records("encoders", **PRODUCTS | dict(method="rpe-k") | options)
         yield row([name], [""] * len(lengths), runs, lengths)
 
 def scheme_tables():

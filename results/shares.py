@@ -11,7 +11,7 @@ from statistics import median
 HERE = Path(__file__).parent
 
 # Options that records leave out.
-USUAL = dict(n_encoder=0, n_layer=1, width=0, rules="robust", preset="fast")
+USUAL = dict(n_encoder=0, n_layer=1)
 
 @cache
 def read(file):

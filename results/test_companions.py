@@ -144,18 +144,24 @@ def test_tables_of_the_papers_are_those_that_records_make(tmp_path, monkeypatch,
     assert papers.main(["--write"]) == 0
     assert papers.main([]) == 0
 
-def test_a_row_of_a_paper_is_median_and_range(tmp_path, monkeypatch):
+def test_a_row_of_a_paper_is_median_and_range():
     runs = [record_by_hand(seed, correct) for seed, correct in ((1, 1000), (2, 707), (3, 998))]
-    line = papers.row(["n + 1"], ["93.5", "0"], runs, (20, 6))
-    assert line == "| n + 1 | 93.5 -> 99.8 (70.7 - 100) | 0 -> not run |"
+    assert papers.row(["n + 1"], ["93.5"], runs, (20,)) == "| n + 1 | 93.5 -> 99.8 (70.7 - 100) |"
     line = papers.row(["n + 1"], ["100"], runs[:1], (20,))
     assert line == "| n + 1, 1 seed | 100 |"  # the paper's and ours
     assert [*papers.name_once(["| a | b |", "| a | c |", "", "| a | d |"])] == [
         "| a | b |", "| | c |", "", "| a | d |"]
-    write_lines(tmp_path / "some.jsonl", runs * 2)
+
+def test_records_are_chosen_by_their_options(tmp_path, monkeypatch):
+    options = dict(method="abc"), dict(method="abc", n_layer=2), dict(method="vanilla")
+    runs = [record_by_hand(seed, 1, **given) for seed, given in enumerate(options)]
+    del runs[0]["config"]["n_layer"]  # left out: the default
+    write_lines(tmp_path / "some.jsonl", runs)
     monkeypatch.setattr(shares, "HERE", tmp_path)
-    assert len(papers.matching("some", method="abc", n_layer=1)) == 3
-    assert not papers.matching("some", method="vanilla")
+    [found] = shares.records("some", method="abc", n_layer=1)
+    assert found["config"]["seed"] == 0
+    with pytest.raises(ValueError, match="some"):
+        shares.records("some", method="nope")
 
 def test_pictures(tmp_path, capsys):
     pytest.importorskip("matplotlib")
