@@ -69,8 +69,8 @@ def verdicts_on_abc():
                   f"{proved(flat_runs)} of {len(flat_runs)} runs proved; "
                   "addition by 1 + 6 layers {}",
                   *once, by(60, method="window-cyclic", task="addition", **deep))
-    yield verdict("in part", "attention windows alone nearly do (v2, Table 1: 99.4, 98.3). By 1 + "
-                  "6 layers addition has {}, nx1 {}",
+    yield verdict("in part", "attention windows alone nearly reach 60 (v2, Table 1: 99.4, 98.3). "
+                  "By 1 + 6 layers addition has {}, nx1 {}",
                   *(by(60, method="window-nope", task=task, **deep) for task in four[1:3]))
     yield verdict("not reproduced", "ALiBi does not learn addition (v2, Table 1). By 1 + 6 layers "
                   "it has {} at 6 digits, {} at 10",
@@ -108,10 +108,11 @@ def verdicts_on_encoders():
     primed = partial(product, prime_lengths=[10], finetune=0)
     yield verdict("reproduced", "a few long questions in training teach their length, fine-tuning "
                   "on them does not (Sec. 5): 10 digits have {} by 100 questions among 5,000, "
-                  "{} by fine-tuning on as many, {} by none",
+                  "{} by fine-tuning on as many, {} without",
                   primed(10, prime=100), product(10, prime=0, finetune=100), primed(10, prime=0))
-    yield verdict("not reproduced", "they teach no length between (Fig. 5). By 500 of 10 digits "
-                  "8 digits have {}, by 500 of 6, 8 and 10 digits 7 have {}", primed(8, prime=500),
+    yield verdict("not reproduced", "they teach no length between (Fig. 5). With 500 of 10 "
+                  "digits 8 digits have {}, with 500 of 6, 8 and 10 digits 7 have {}",
+                  primed(8, prime=500),
                   product(7, prime=500, prime_lengths=[6, 8, 10]))
 
 def verdict_on_pairs():
@@ -143,8 +144,9 @@ def sentences():
         runs = records("added", **entry)
         yield f"{proved(runs)} of {len(runs)} seeds are proved exact"
     own = read("own")
-    short = sum(min(percents(r, 6) + percents(r, 60)) == 100 for r in zip(own))
-    yield (f"On {short} of {len(own)} seeds it has 1,000 of 1,000 at 6 to 60 digits, "
+    random = [[x for n in (6, 10, 20, 60) for x in percents([r], n)] for r in own]
+    short = sum(min(shares) == 100 for shares in random)
+    yield (f"On {short} of {len(own)} seeds it is exact at 6 to 60 digits, "
            f"on {sum(map(all_right, own))} of them")
 
 def check(write):
