@@ -20,9 +20,8 @@ def verdict(word, sentence, *shares):
     """A line on a claim: `sentence` with a field for each list of shares, and how many seeds, if
     not three."""
     counts = sorted({len(values) for values in shares})
-    number = "" if counts == [3] else f" ({' to '.join(map(str, counts))} seeds)"
-    text = sentence.format(*map(span, shares)) + number.replace("(1 seeds", "(1 seed")
-    return f"- **{word}:** {text}."
+    number = "" if counts == [3] else f" ({' and '.join(map(str, counts))} seeds)"
+    return f"- **{word}:** {sentence.format(*map(span, shares))}{number}."
 
 def proved(runs):
     """How many of these runs are proved exact."""

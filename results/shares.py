@@ -28,15 +28,15 @@ def records(file, **config):
         raise ValueError(f"{file}.jsonl has no record of {config}")
     return found
 
-def percents(runs, digits, name="random", stage="tests"):
+def percents(runs, digits, name="random"):
     """Percent exact of each run that was tested so."""
-    rows = [row for r in runs for row in r[stage]["rows"]
+    rows = [row for r in runs for row in r["tests"]["rows"]
             if (row["digits"], row.get("set", "random")) == (digits, name)]
     return [100 * Fraction(row["correct"], row["n"]) for row in rows]
 
-def share(file, digits, stage="tests", **config):
+def share(file, digits, **config):
     """Percent exact of each record of a file whose config has these values."""
-    return percents(records(file, **config), digits, stage=stage)
+    return percents(records(file, **config), digits)
 
 def all_right(run):
     return all(row["correct"] == row["n"] for row in run["tests"]["rows"])
