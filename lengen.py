@@ -3,8 +3,8 @@
 
 A transformer trained on numbers of about 6 digits answers questions of 60 and of 1,000 digits
 exactly, once attention may only look where it looked on short numbers. This file trains it, finds
-those places (Attention Bias Calibration, ABC), proves that the result is exact at every length (on
-a premise about carries, see section 6), and tests it, beside other methods.
+those places (Attention Bias Calibration, ABC), proves that the result is exact at every length, and
+tests it, beside other methods.
 
     python lengen.py --task successor --method abc        # train, calibrate, retrain, prove, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
@@ -33,7 +33,6 @@ import dataclasses
 import functools
 import hashlib
 import io
-import itertools
 import json
 import math
 import operator
@@ -58,6 +57,11 @@ class BadInput(ValueError):
 class RunFailed(RuntimeError):
     """A run that cannot go on. On the command line: one line and exit code 1."""
 
+SECONDS = 3  # between reports, and saves, of long work
+
+def silent(text):
+    """A report that nobody reads."""
+
 # -----
 # 1. Tasks: digits in, tokens out
 # A digit's token is its value. Numbers are digits (B, W), the least significant first.
@@ -74,77 +78,85 @@ def decode(tokens):
     """(T,) tokens -> string."""
     return "".join(VOCAB[token] for token in tokens)
 
-def carry(columns, base):
-    """Column sums (B, W), least significant first -> digits (B, W). Negative columns borrow.
-    Raises: BadInput when the last column carries or borrows."""
-    digits, rest = [], 0
-    for column in columns.unbind(1):
-        digits.append((column + rest) % base)
-        rest = (column + rest) // base  # rounds down: -1 borrows
-    if rest.any():
-        raise BadInput(f"a number or an answer does not fit the width {columns.shape[1]}")
-    return torch.stack(digits, 1)
-
-def product(a, b):
-    """Digits a (B, W), b (B, .) -> the lowest column sums (B, W) of a * b."""
-    W = a.shape[1]
-    columns = torch.zeros_like(a)
-    for k, digit in enumerate(b.unbind(1)):
-        columns = columns + F.pad(a * digit[:, None], (k, 0))[:, :W]
-    return columns
-
-def as_drawn(*operands):
-    """Every question has an answer."""
-    return operands
-
 class Task(NamedTuple):
-    """A task of encoder-decoders is one entry of TASKS, and its sign is a symbol of VOCAB. Draws,
-    tests, the proof and --ask are made from these fields."""
+    """A task is a machine that goes from place to place, from the last place to the first.
+
+    At each place `total(rest, *digits)` is computed from the digits that the operands have there
+    and from the rest that the previous place has handed on. The total modulo the base is the digit
+    of the answer; the total divided by the base, rounded down, is the rest for the next place. All
+    arguments and the total are integer tensors of one shape.
+
+    A task with headroom has questions with a zero in front of each number, and what leaves a rest
+    after the first place is no question. Without headroom the last rest is dropped.
+    """
     about: str
-    columns: Callable  # operands -> column sums of the answer (B, W), of which `carry` makes digits
+    total: Callable
     operands: tuple = ("number",)  # "number", of W digits, and after these "digit", of one
-    sign: str = ""  # stands before each further operand
+    sign: str = ""  # a symbol of VOCAB that stands before each further operand
     base: int = 10
-    width: int = 7  # digits of training numbers and their answers, at least
-    headroom: int = 1  # zeros added in front of a number so that the answer fits
-    admit: Callable = as_drawn  # operands drawn -> operands that have an answer
-    last_alone: bool = False  # the answer shown by --ask is the digit written last
+    first: int = 0  # the rest that the last place gets
+    headroom: int = 1  # zeros in front of a number, so that its answer fits
+    label: bool = False  # the answer is the digit of the first place alone
     steps: int = 600  # of the first training
     retrain_steps: int = 300  # of an attempt at retraining, at most
     batch: int = 64
     lr: float = 6e-3
 
-BITS = dict(base=2, width=20, headroom=0, last_alone=True)
+    def step(self, rest, *digits):
+        """Rest and digits of a place -> digit of the answer, rest for the next place."""
+        total = self.total(rest, *digits)
+        return total % self.base, total // self.base  # rounds down: a negative total borrows
+
+    @property
+    def width(self):
+        """Digits of training numbers: enough for all below LIMIT, or twice that with headroom."""
+        width = 1
+        while self.base ** width < LIMIT * 2 ** self.headroom:
+            width += 1
+        return width
+
+def xor(rest, a):
+    """Running xor: the digit that is written is also handed on."""
+    return 3 * ((a + rest) % 2)
+
 TASKS = {
     # $0129& -> $0310&: 129 + 1 = 130, written from the last digit on
-    "successor": Task("n + 1", lambda a: a + (torch.arange(a.shape[1]) == 0),
+    "successor": Task("n + 1", lambda rest, a: a + rest, first=1,
                       steps=350, retrain_steps=350, batch=32, lr=4e-3),
     # $0123+0748& -> $1780&: 123 + 748 = 871
-    "addition": Task("a + b", operator.add, ("number", "number"), "+"),
+    "addition": Task("a + b", lambda rest, a, b: a + b + rest, ("number", "number"), "+"),
     # $0123*7& -> $1680&: 123 * 7 = 861
-    "nx1": Task("a * b, b a single digit", product, ("number", "digit"), "*",
-                retrain_steps=450, batch=128, lr=8e-3),
-    # $1011& -> $1001&: of the last bit, the last two, ...; the last digit written is the parity
-    "parity": Task("running xor of the bits, last bit first", lambda a: a.cumsum(1) % 2,
-                   steps=300, retrain_steps=200, batch=32, **BITS),
+    "nx1": Task("a * b, b a single digit", lambda rest, a, b: a * b + rest, ("number", "digit"),
+                "*", retrain_steps=450, batch=128, lr=8e-3),
+    # $1011& -> $1001&: parity of the last bit, of the last two, ..., of all four
+    "parity": Task("running xor of the bits, last bit first", xor, base=2, headroom=0,
+                   steps=300, retrain_steps=200, batch=32),
     # $1011& -> $1&
-    "parity-label": Task("parity in one digit, without the scratchpad",
-                         lambda a: a.sum(1, keepdim=True) % 2, **BITS),
+    "parity-label": Task("parity in one digit, without the scratchpad", xor, base=2, headroom=0,
+                         label=True),
 }
 
-def size(kind, width):
-    """Digits of an operand."""
-    return {"number": width, "digit": 1}[kind]
+def answer_digits(spec, operands):
+    """Operand digits (B, W), (B, 1) -> digits of the answers (B, W), the last rests (B,)."""
+    columns = torch.stack(torch.broadcast_tensors(*operands), 2)  # (B, W, n)
+    rest, digits = torch.full_like(columns[:, 0, 0], spec.first), []
+    for column in columns.unbind(1):
+        digit, rest = spec.step(rest, *column.unbind(1))
+        digits.append(digit)
+    return torch.stack(digits, 1), rest
 
 def arrange(task, operands, align=False):
-    """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens.
+    """Operand digits (B, W), (B, 1) -> source (B, S), target (B, T + 1) tokens of all that are
+    questions.
 
     `$0123+0748&` has the most significant digit first, its answer `$1780&` the least, as carries
     run. align: two operands interleaved, `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1 and
-    C.4 (align). Raises: BadInput where an answer does not fit.
+    C.4 (align).
     """
     spec = TASKS[task]
-    answer = carry(spec.columns(*operands), spec.base)
+    answer, rest = answer_digits(spec, operands)
+    if spec.label:
+        answer = answer[:, -1:]
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
     question = [start]
     if align:
@@ -154,28 +166,36 @@ def arrange(task, operands, align=False):
         for digits in operands:
             question += [sign, digits.flip(1)]
         del question[1]  # no sign before the first
-    return torch.cat([*question, end], 1), torch.cat([start, answer, end], 1)
+    source, target = torch.cat([*question, end], 1), torch.cat([start, answer, end], 1)
+    if not spec.headroom:
+        return source, target
+    return source[rest == 0], target[rest == 0]
 
 def example(task, *operands, width=None, align=False):
     """One worked example: example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&").
-    By default wide enough for every answer. Raises: BadInput outside the task."""
+    By default it is as wide as its longest operand and the headroom. Raises: BadInput if it is no
+    question of the task, or too wide."""
     spec = TASKS.get(task)
     if not spec or len(operands) != len(spec.operands):
         raise BadInput(f"{' '.join(operands)} is no question of {task}")
     width, digits = width or max(map(len, operands)) + spec.headroom, []
     for kind, text in zip(spec.operands, operands):
-        most = size(kind, width)
+        most = width if kind == "number" else 1
         if not 1 <= len(text) <= most or set(text) - set(VOCAB[:spec.base]):
             raise BadInput(f"{text!r} is no {kind} of 1 to {most} digits in base {spec.base}")
         digits.append(encode(text.rjust(most, "0")).flip(0)[None])
-    if not all(map(torch.equal, spec.admit(*digits), digits)):
-        raise BadInput(f"{task} is {spec.about}")
     source, target = arrange(task, digits, align)
+    if not len(source):
+        raise BadInput(f"{' and '.join(operands)} have no answer of {width} digits: {spec.about}")
     return decode(source[0]), decode(target[0])
 
 def to_digits(numbers, width, base=10):
-    """(B,) integers >= 0 -> digits (B, width). Raises: BadInput where they do not fit."""
-    return carry(F.pad(numbers[:, None], (0, width - 1)), base)
+    """(B,) integers >= 0 -> their lowest digits (B, width)."""
+    digits = []
+    for _ in range(width):
+        digits.append(numbers % base)
+        numbers = numbers // base
+    return torch.stack(digits, 1)
 
 def split_numbers(seed):
     """-> (training, held-out) integers, sorted, parted 7 : 1. Source: v2, App. B. Differs: 2^20
@@ -188,63 +208,55 @@ def seed_by_name(*names):
     """Seed torch by name, such as (seed, "teacher", step), so that no draw depends on another."""
     torch.manual_seed(random.Random(repr(names)).getrandbits(63))
 
-def draw(task, B, draw_number):
-    """Operands for B questions: draw_number() draws digits (B, W), single digits are uniform."""
-    spec, operands = TASKS[task], []
+def draw_exact(spec, length, B):
+    """Operands of B questions whose numbers have exactly `length` digits. Source: v1, Sec. 3.3."""
+    operands = []
     for kind in spec.operands:
+        digits = torch.randint(spec.base, (B, length if kind == "number" else 1))
         if kind == "number":
-            operands.append(draw_number())
-        else:
-            operands.append(torch.randint(spec.base, (B, 1)))
-    return spec.admit(*operands)
+            digits[:, -1] = torch.randint(1, spec.base, (B,))  # no zero in front
+        operands.append(digits)
+    return operands
 
-def distinct(draw_some, B):
-    """Up to B distinct questions, from at most 20 draws of B. If there are only few, 20 draws find
-    them all."""
-    found = {}
-    for _ in range(20):
-        operands = draw_some()
-        found |= dict.fromkeys(map(tuple, torch.cat(operands, 1).tolist()))
-        if len(found) >= B:
-            break
-    sizes = [digits.shape[1] for digits in operands]
-    return torch.tensor(list(found)[:B]).split(sizes, 1)
-
-def draw_test(task, length, samples):
-    """Operands of `samples` distinct questions, or of all there are, whose numbers have exactly
-    `length` digits. Source: v1, Sec. 3.3."""
-    base = TASKS[task].base
-
-    def number():
-        digits = torch.randint(base, (samples, length))
-        digits[:, -1] = torch.randint(1, base, (samples,))  # no zero in front
-        return digits
-
-    return distinct(lambda: draw(task, samples, number), samples)
-
-def draw_hard(task, length, samples):
-    """Operands of distinct questions that are rare among random ones, of up to `length` digits.
+def draw_hard(spec, length, B):
+    """Operands of B questions that are rare among random ones, of up to `length` digits.
 
     Digits come in runs, in the same places for all numbers. A run is all zeros, all of the highest
     digit, or random; of a second number also the first's digits again, or what they lack of the
     highest. So carries run far, numbers are short, and numbers tie."""
-    spec = TASKS[task]
+    often = length ** -torch.rand(B, 1)  # the share of places where a run begins
+    run = (torch.rand(B, length) < often).cumsum(1)  # number of the run
+    operands = []
+    for kind in spec.operands:
+        digits = torch.randint(spec.base, (B, length))
+        kinds = [digits, 0 * digits, 0 * digits + spec.base - 1]
+        if operands:
+            kinds += [operands[0], spec.base - 1 - operands[0]]
+        pick = torch.randint(len(kinds), (B, length + 1)).gather(1, run)
+        mixed = torch.stack(kinds).gather(0, pick[None])[0]
+        operands.append({"number": mixed, "digit": digits[:, :1]}[kind])
+    return operands
 
-    def some():
-        often = length ** -torch.rand(samples, 1)  # the share of places where a run begins
-        run = (torch.rand(samples, length) < often).cumsum(1)  # number of the run
-        operands = []
-        for kind in spec.operands:
-            digits = torch.randint(spec.base, (samples, length))
-            kinds = [digits, 0 * digits, 0 * digits + spec.base - 1]
-            if operands:
-                kinds += [operands[0], spec.base - 1 - operands[0]]
-            pick = torch.randint(len(kinds), (samples, length + 1)).gather(1, run)
-            mixed = torch.stack(kinds).gather(0, pick[None])[0]
-            operands.append({"number": mixed, "digit": digits[:, :1]}[kind])
-        return spec.admit(*operands)
-
-    return distinct(some, samples)
+def draw_questions(config, draw, length, n):
+    """Up to n distinct questions, with zeros in front, from at most 20 draws of n by `draw_exact`
+    or `draw_hard` -> source (n, S), target (n, T + 1). If there are only few, 20 draws find them
+    all."""
+    spec, found = TASKS[config.task], {}
+    width = max(config.widths[0], length + spec.headroom)
+    for _ in range(20):
+        operands = draw(spec, length, n)
+        for i, kind in enumerate(spec.operands):
+            if kind == "number":
+                operands[i] = F.pad(operands[i], (0, width - length))
+        source, target = arrange(config.task, operands, config.align)
+        for question, answer in zip(source.tolist(), target.tolist()):
+            found.setdefault(tuple(question), answer)
+        if len(found) >= n:
+            break
+    if not found:
+        raise BadInput(f"--lengths: {config.task} has no question of {length} digits")
+    source, target = list(found), list(found.values())
+    return torch.tensor(source[:n]), torch.tensor(target[:n])
 
 # -----
 # 2. Positions and biases: one pure function each
@@ -646,6 +658,11 @@ class Line(NamedTuple):
     layer: int = 0
     attention: str = "cross"
 
+    @property
+    def place(self):
+        """Where it lies, in whatever head."""
+        return self.attention, self.direction, self.block, self.offset
+
 # What `find_lines` takes, by name of the rules.
 RULES = {"robust": dict(kappa=0.5, of_largest=True, support=0.5),
          "paper": dict(kappa=4.0),  # v1, Secs. 5 and 6
@@ -814,11 +831,11 @@ def column_blocks(task, S):
     numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")
     return [(S - rest) // numbers] * numbers + [1] * rest
 
-def calibrate(config, attention, kappa, directions):
+def calibrate(config, attention, kappa):
     """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line.
 
     robust: each layer has lines of its own; self-attention along (1, 1), cross-attention along
-    `directions` and in a block for each operand; above `kappa`.
+    (1, 0) and (1, -1) in a block for each operand; above `kappa`.
     Others: the last layer's lines are those of all layers; no blocks. Source: v2, App. D.
     Of a fixed width only the rows that training fills count (authors' code: the first 6).
     """
@@ -836,7 +853,7 @@ def calibrate(config, attention, kappa, directions):
                 rule |= dict(kappa=kappa, directions=(1,))
             else:
                 blocks = column_blocks(config.task, weights.shape[2])
-                rule |= dict(kappa=kappa, directions=directions, blocks=blocks)
+                rule |= dict(kappa=kappa, directions=(0, -1), blocks=blocks)
             for line in find_lines(weights, **rule):
                 found.append(line._replace(layer=layer, attention=kind))
     return found
@@ -878,42 +895,37 @@ def calibrated_bias(config, lines):
 # every length, because it can only ever see finitely many things. So can a model whose method opens
 # a fixed window, if its positions repeat or are none; a token then counts with its index.
 #
-# Row t of its output, which writes digit t of the answer, depends on its *window* alone: the token
+# Row t of the output, which writes digit t of the answer, depends on its *window* alone: the token
 # before it and, for each head, the tokens at its open keys with their biases, in whatever order.
-# A diagonal or anti-diagonal shows row t the digits at place t + a constant, a vertical shows every
-# row the same marker or single digit. So at every width the first rows see what the first rows of a
-# short question see, the last rows what its last rows see, and all rows between are alike: they see
-# digits at the places where they look, and a token before them that tells what was carried there.
-# (The last row writes END.)
+# An anti-diagonal shows row t the digit at place t + a constant, a vertical shows every row the
+# same marker or single digit, and a diagonal of self-attention an earlier token of the answer. (The
+# last row writes END.)
 #
-# Of all other digits a row gets to know the carry from below alone. Every carry comes about if
-#   places that are seen take every digit; where only the answer's token is seen, further numbers
-#   take 0 and the highest digit alone, which bring about all tokens and carries,
-#   the next place below takes every digit, too, but of two numbers only 0 and the highest,
-#   all further places are 0 throughout or the highest throughout: nothing is carried from them, or
-#   as much as can be, from whatever distance.
-# So short questions, enumerated, show all windows.
-# For example row 3 of a sum, whose lines run to places 3 and 2 of both numbers: these take every
-# digit, 10^4; place 1 takes 0 or 9 in each, 4; the others are 0 or 9 throughout, 2. The 80,000
-# questions show 20,000 windows: four digits, and a token before that has a carry in it or has not;
-# fewer where a head cannot tell two digits apart.
+# Let the places that a row sees span `reach` places. What a question has below them matters by the
+# rest that they get alone: that is what a task is. What it has above them matters only in that the
+# last rest must be 0. From some number of places on, `below`, the rests that can come from below
+# are always the same, and with more than `above` places to go, the rests that can still end in 0
+# are, too. So all rows with `below` places or more under what they see and `above` and the headroom
+# or more over it see the same windows, at every width. A width of
+#
+#     below + reach + above + headroom
+#
+# has such a row. A row of a larger number has fewer places under it or fewer over it, and then sees
+# what a row of that width sees, which has as many on this side and enough on the other; or it has
+# enough on both sides. So the widths from the narrowest up to this one show all windows. Where the
+# position index repeats after p rows, p widths in a row do.
+#
+# At each width all windows of a row are found by following every state of the machine, from the
+# last place to the first: what has been seen so far, and the rest.
 #
 # Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
-# right on each of them, so is row t. Then greedy decoding is right for every question that has
-# its headroom of zeros in front, as all that are asked have. The order of sums differs at other
-# widths: logits of about 10 change by about 1e-5, so the right token must lead by MARGIN, and by a
-# thousandth of the largest logit.
-#
-# That far places matter by what is carried alone is true of these tasks, not of every task that
-# one may write. So random and hard questions must show no window that was not enumerated, and none
-# that needs another token: short ones before a model is retrained, long ones before it is called
-# proved.
+# right on each of them, so is row t. Then greedy decoding is right for every question of any
+# length. The order of floating-point sums differs at other widths: logits of about 10 change by
+# about 1e-5, so the right token must lead by MARGIN, and by a thousandth of the largest logit.
 
 MARGIN = 0.5  # logits by which the right token must lead
-TOO_MANY = 2 ** 21  # questions to enumerate for one row; a sum of three numbers has more
-FURTHER = -1  # stands for a digit that is the same at all further places
-KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
-DIRECTIONS = ((0, -1), (0, 1))  # of cross-attention: answers from the last digit on, or the first
+TOO_MANY = 2 ** 20  # windows
+KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)
 
 def keys_of_model(config, lines, kind, T, S):
     """OpenKeys of a model that has one layer: those of ABC's lines, or, where lines are None, those
@@ -933,22 +945,40 @@ def with_index(tokens, period, side):
         index = index.flip(0)
     return tokens * period + index % period
 
-def seen(config, lines, source, target, rows):
-    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> windows (B, R, L) of
-    numbers, equal where a model with these lines cannot tell two rows apart.
+def views_of_rows(config, lines, source, target, rows, rounded=False):
+    """What rows [R] see of questions, source (B, S), target (B, T + 1), and in the last column what
+    they must write -> (B, R, L) numbers, equal where a model with these lines sees the same.
 
     The token before the row, then for each head its open keys, sorted, each as 2 * token + bias.
-    As a bias is a difference of attention weights, between -1 and 0, no two keys share a number."""
+    As a bias is a difference of attention weights, between -1 and 0, no two keys share a number.
+    rounded: biases count to one decimal, as a model hardly learns from less."""
     T, S = target.shape[1] - 1, source.shape[1]
     period = max(1, METHODS[config.method].period)
-    target = with_index(target[:, :-1], period, "target")
+    before = with_index(target[:, :-1], period, "target")
     source = with_index(source, period, "source")
-    parts = [target[:, rows, None].double()]
-    for kind, tokens, N in ("self", target, T), ("cross", source, S):
+    parts = [before[:, rows, None].double()]
+    for kind, tokens, N in ("self", before, T), ("cross", source, S):
         columns, values = keys_of_model(config, lines, kind, T, N)
+        if rounded:
+            values = values.round(decimals=1)
         keys = 2.0 * tokens[:, None, columns[rows]] + values[:, rows].double()  # (B, H, R, K)
         parts.append(keys.sort(3).values.transpose(1, 2).flatten(2))
-    return torch.cat(parts, 2)
+    return torch.cat([*parts, target[:, 1:][:, rows, None]], 2)
+
+def number_rows(columns):
+    """Columns of (N,) -> (N,) integers, equal where all columns are."""
+    number = 0
+    for column in columns:
+        values, index = column.unique(return_inverse=True)
+        _, number = (number * len(values) + index).unique(return_inverse=True)
+    return number
+
+def first_of_each(numbers):
+    """(N,) -> ascending, the places where a number stands for the first time."""
+    kinds, which = numbers.unique(return_inverse=True)
+    first = torch.full((len(kinds),), len(numbers))
+    first = first.scatter_reduce(0, which, torch.arange(len(numbers)), "amin")
+    return first.sort().values
 
 def question_text(config, source):
     """Tokens (S,) of a question -> as it is asked, "0123+0748"."""
@@ -960,245 +990,282 @@ def question_text(config, source):
         text = first + text[0] + second
     return text
 
-def draw_questions(config, draw_some, length, samples):
-    """Questions by `draw_test` or `draw_hard`, with zeros in front -> source (B, S), target
-    (B, T + 1)."""
-    width = max(config.widths[0], length + TASKS[config.task].headroom)
-    operands = []
-    for kind, digits in zip(TASKS[config.task].operands, draw_some(config.task, length, samples)):
-        operands.append(F.pad(digits, (0, size(kind, width) - digits.shape[1])))
-    return arrange(config.task, operands, config.align)
-
 class Windows:
     """The windows of runs with these lines, or of a method's own windows where lines are None, as
     far as questions were added.
 
-    tokens: window, as bytes -> the token to write, and a question that shows it. questions: all of
-    these, pieces of source (B, S), target (B, T + 1). clash: two questions that look the same to a
-    row and differ there, in words; where there is none the lines decide the answer. why: in words,
-    why these are not all windows."""
+    views: each distinct window, with the token to write in its last column. questions: a question
+    that shows it for each, in the same order, in pieces of source (B, S), target (B, T + 1). clash:
+    two questions that look the same to a row and differ there, if there are any; where there are
+    none the lines determine the answer. why: in words, why these are not all windows."""
     def __init__(self, config, lines=None):
         self.config, self.lines = config, lines
-        self.tokens, self.questions, self.clash, self.why = {}, [], "", ""
+        self.views, self.questions, self.clash, self.why = None, [], [], ""
 
-    def add(self, source, target, rows):
-        """Keep what rows [R] see of questions -> those that show a window for the first time."""
-        views = seen(self.config, self.lines, source, target, rows)
-        views = torch.cat([views, target[:, 1:][:, rows, None]], 2)  # and what they must write
-        views, which = views.flatten(0, 1).unique(dim=0, return_inverse=True)
-        # One question for each distinct view, the last that shows it.
-        asked = torch.arange(len(which)) // len(rows)
-        shown = torch.zeros(len(views), dtype=torch.int64)
-        shown = shown.scatter_reduce(0, which, asked, "amax")
-        new = []
-        for view, question in zip(views.numpy(), shown.tolist()):
-            window, token = view[:-1].tobytes(), int(view[-1])
-            if window not in self.tokens:
-                self.tokens[window] = token, question_text(self.config, source[question])
-                new.append(question)
-            known, other = self.tokens[window]
-            if known != token:
-                text = question_text(self.config, source[question])
-                self.clash = (f"{other} and {text} look the same to a row that must write "
-                              f"{VOCAB[known]} or {VOCAB[token]}")
-        for start in range(0, len(new), 1000):
-            piece = new[start:start + 1000]
-            self.questions.append((source[piece], target[piece]))
-        return source[new]
+    def add(self, source, target, rows, rounded=False):
+        """Keep what rows [R] see of questions, and the first question that shows each."""
+        views = views_of_rows(self.config, self.lines, source, target, rows, rounded)
+        views = views.flatten(0, 1)
+        known = 0
+        if self.views is not None:
+            known = len(self.views)
+            views = torch.cat([self.views, views])
+        window, token = number_rows(views[:, :-1].unbind(1)), views[:, -1].long()
+        first = first_of_each(window * len(VOCAB) + token)
+        self.views, window = views[first], window[first]
+        new = (first[first >= known] - known) // len(rows)
+        self.questions.append((source[new], target[new]))
+        tokens = window.bincount()  # how many tokens a window needs
+        if tokens.max() > 1 and not self.clash:
+            alike = (window == tokens.argmax()).nonzero().flatten()
+            self.clash = [self.question(n) for n in alike[:2].tolist()]
+            named = [VOCAB[n] for n in self.views[alike[:2], -1].long()]
+            texts = [question_text(self.config, source[0]) for source, _ in self.clash]
+            self.why = (f"{' and '.join(texts)} look the same to a row that must write "
+                        f"{' or '.join(named)}")
 
-    def add_drawn(self, *lengths):
-        """Add random and hard questions of these lengths; say so if one shows a new window."""
-        seed_by_name(self.config.seed, "unseen")
-        for length, draw_some in itertools.product(lengths, (draw_test, draw_hard)):
-            source, target = draw_questions(self.config, draw_some, length, 200)
-            for question in self.add(source, target, list(range(target.shape[1] - 1))):
-                text = question_text(self.config, question)
-                self.why = f"{text} shows what was not enumerated"
+    def question(self, n):
+        """The question of the nth window, source (1, S), target (1, T + 1)."""
+        for source, target in self.questions:
+            if n < len(source):
+                return source[n:n + 1], target[n:n + 1]
+            n -= len(source)
 
 def places_seen(lines):
-    """-> places whose digits a row sees or that it writes; places whose tokens of the answer it
-    sees; both counted from the place it writes; and whether the answer runs leftward, from the
-    first digit on, as lines along (1, 1) have it.
+    """-> the places of digits and of tokens of the answer that a row sees or, of tokens, writes,
+    both counted from the place it writes.
 
     The anti-diagonal with offset o shows place t + o to row t, which writes place t. The diagonal
-    with offset o shows column t + o of `$` and W digits, place W - t - o, to row t, which writes
-    place W - 1 - t; in self-attention it shows the token that row t + o - 1 has written. Where
-    lines are None, the method's windows show the digit that is written and the one before, and the
-    last two tokens."""
+    with offset o shows it the token that row t + o - 1 has written. Where lines are None, the
+    method's windows show the digit that is written and the one before, and the last two tokens."""
     if lines is None:
-        return {0, -1}, {-1, -2}, False
-    leftward = any(line.attention == "cross" and line.direction == 1 for line in lines)
-    before = 1 if leftward else -1  # the place of the token before
-    digits, tokens = {0}, {before}
+        return {0, -1}, {0, -1, -2}
+    digits, tokens = set(), {0, -1}
     for line in lines:
         if line.attention == "self":
-            tokens.add(before * (1 - line.offset))
-        elif line.direction == 1:
-            digits.add(1 - line.offset)
+            tokens.add(line.offset - 1)
         elif line.direction == -1:
             digits.add(line.offset)
-    return digits, tokens, leftward
+    return digits, tokens
 
-def digits_to_try(task, digits, tokens, width, both_sides):
-    """What each digit of the operands must be, for all windows to show of a row that sees digits
-    and tokens at these places: see the head of this section. both_sides: what is carried may come
-    from above, too."""
-    spec = TASKS[task]
-    every, extremes = torch.arange(spec.base), torch.tensor([0, spec.base - 1])
-    near = {place - 1 for place in digits | tokens}
-    if both_sides:
-        near |= {place + 1 for place in digits | tokens}
-    choices = []
-    for n, kind in enumerate(spec.operands):
-        for place in range(size(kind, width)):
-            if kind == "digit" or place in digits:
-                choice = every
-            elif place in tokens:
-                choice = every if n == 0 else extremes
-            elif place in near:
-                choice = every if spec.operands.count("number") == 1 else extremes
-            else:
-                choice = torch.tensor([FURTHER])
-            if kind == "number" and place >= width - spec.headroom:
-                choice = torch.tensor([0])
-            choices.append(choice)
-    return choices
+def every_choice(base, n):
+    """-> (base^n, n) all choices of n digits."""
+    digits = torch.arange(base ** n)[:, None] // base ** torch.arange(n)
+    return digits % base
 
-def enumerate_windows(config, lines=None):
-    """-> Windows, all that runs with these lines can have; ends early where two clash."""
-    spec, narrowest, windows = TASKS[config.task], config.widths[0], Windows(config, lines)
-    digits, tokens, leftward = places_seen(lines)
-    places = digits | tokens
-    both_sides = leftward or spec.admit is not as_drawn  # as for a - b: which number is larger?
-    # A row is far from both ends if it has two places below all that it sees, for carries, and one
-    # above, for numbers in order, before the headroom. Such rows are alike, so the width at which
-    # there is one shows all windows; where the position index repeats, so many widths in a row do.
-    # Narrower ones, from the run's own on, have rows of their own.
-    below = 2 - min(places)
-    above = max(places) + 2 + spec.headroom
-    period = max(1, METHODS[config.method].period)
-    for width in range(narrowest, max(narrowest, below + above) + period):
-        sizes = [size(kind, width) for kind in spec.operands]
-        zeros = torch.zeros(1, sum(sizes), dtype=torch.int64)
-        _, target = arrange(config.task, zeros.split(sizes, 1))
-        for row in range(target.shape[1] - 1):
-            written = width - 1 - row if leftward else row
-            digits_here = {written + place for place in digits}
-            tokens_here = {written + place for place in tokens}
-            choices = digits_to_try(config.task, digits_here, tokens_here, width, both_sides)
-            further = torch.tensor([0, spec.base - 1])  # for all FURTHER places at once
-            total = len(further) * math.prod(map(len, choices))
-            if total > TOO_MANY:
-                windows.why = f"{total:,} questions for a row are too many to enumerate"
-                return windows
-            for table in torch.cartesian_prod(further, *choices).split(2 ** 18):
-                operands = torch.where(table == FURTHER, table[:, :1], table)[:, 1:]
-                operands = spec.admit(*operands.split(sizes, 1))
+def places_to_settle(spec):
+    """-> `below` and `above`, see the head of this section. Raises: RunFailed where there is no
+    such number.
+
+    With total(r, a) = (a + r) % 10 + 10 * (a if r == 0 else r - 1) they are 1 and 8."""
+    columns = every_choice(spec.base, spec.operands.count("number"))
+    below = above = 0
+
+    def settle(rests, change):
+        """How often the rests change until they stay the same."""
+        for places in range(100):
+            changed = change(rests)
+            if changed == rests:
+                return places
+            rests = changed
+        raise RunFailed("the rests that a place can get never settle")
+
+    for single in every_choice(spec.base, spec.operands.count("digit")):
+        handed_on, new = {}, {spec.first}  # rest: the rests that it can lead to, zeros first
+        while new:
+            for rest in new:
+                rests = torch.full((len(columns),), rest)
+                digits = torch.broadcast_tensors(rests, *columns.unbind(1), *single)[1:]
+                handed_on[rest] = spec.step(rests, *digits)[1].tolist()
+            new = {rest for rests in handed_on.values() for rest in rests} - handed_on.keys()
+            if len(handed_on) > 1000:
+                raise RunFailed("more than 1,000 rests can be handed on")
+        below = max(below, settle({spec.first}, lambda rests: {
+            after for rest in rests for after in handed_on[rest]}))
+        ends = {0}  # rests from which the rest after the first place can be 0
+        for _ in range(spec.headroom):
+            ends = {rest for rest in handed_on if handed_on[rest][0] in ends}
+        if spec.headroom:
+            above = max(above, settle(ends, lambda rests: {
+                rest for rest in handed_on if rests & set(handed_on[rest])}))
+    return below, above
+
+def unlike_columns(spec, columns, rest, singles, token_seen):
+    """Columns of digits (C, n) that a row does not see -> one for each effect that they have on
+    what follows, whatever the rest (N,) and the single digits (S, k) are."""
+    rest = rest.unique()
+    given = torch.cartesian_prod(rest, torch.arange(len(singles)))
+    digits = [*columns.unbind(1), *singles[given[:, 1]].T[:, :, None]]
+    token, after = spec.step(*torch.broadcast_tensors(given[:, :1], *digits))
+    effect = [*after]
+    if token_seen:
+        effect += [*token]
+    return columns[first_of_each(number_rows(effect))]
+
+def questions_of_row(spec, width, digits, tokens):
+    """Operands of questions of this width that bring about all that a row can see, which looks at
+    the digits of some places and the tokens of others. Raises: RunFailed where they are too many.
+
+    From place to place every state goes on by every column of digits. Of those that look the same
+    so far and hand on the same rest one is kept, with its numbers."""
+    n, k = spec.operands.count("number"), spec.operands.count("digit")
+    singles = every_choice(spec.base, k)
+    which = seen = torch.arange(len(singles))  # single digits; the number of what has been seen
+    rest, numbers = torch.full_like(seen, spec.first), torch.zeros(len(seen), 0, n).long()
+    for place in range(width):
+        columns = every_choice(spec.base, n)
+        if place >= width - spec.headroom:
+            columns = columns[:1]
+        if place not in digits:
+            columns = unlike_columns(spec, columns, rest, singles, place in tokens)
+        C, grown = len(columns), []
+        for piece in torch.arange(len(rest)).split(2 ** 14):  # so that memory is enough
+            digit = [*columns.unbind(1), *singles[which[piece]].T[:, :, None]]
+            token, after = spec.step(*torch.broadcast_tensors(rest[piece, None], *digit))
+            look = seen[piece, None] * C * spec.base
+            if place in digits:
+                look = look + torch.arange(C) * spec.base
+            if place in tokens:
+                look = look + token
+            look = look.expand_as(after).flatten()
+            kept = first_of_each(number_rows([look, after.flatten()]))
+            grown.append(torch.stack([look[kept], after.flatten()[kept], piece[kept // C],
+                                      kept % C]))
+        look, after, was, column = torch.cat(grown, 1)
+        kept = first_of_each(number_rows([look, after]))
+        if len(kept) > TOO_MANY:
+            raise RunFailed(f"a row has more than {TOO_MANY:,} windows")
+        seen, rest = number_rows([look[kept]]), after[kept]
+        was, column = was[kept], column[kept]
+        which, numbers = which[was], torch.cat([numbers[was], columns[column, None]], 1)
+    if spec.headroom:
+        which, numbers = which[rest == 0], numbers[rest == 0]
+    return [*numbers.unbind(2), *singles[which].T[:, :, None]]
+
+def enumerate_windows(config, lines=None, report=silent):
+    """-> Windows, all that a run with these lines, or by its method, can have; it ends early where
+    two clash."""
+    spec, windows, told = TASKS[config.task], Windows(config, lines), time.perf_counter()
+    digits, tokens = places_seen(lines)
+    reach = max(digits | tokens) - min(digits | tokens) + 1
+    narrowest, period = config.widths[0], max(1, METHODS[config.method].period)
+    try:
+        below, above = places_to_settle(spec)
+        widest = max(narrowest, below + reach + above + spec.headroom)
+        for width in range(narrowest, widest + period):
+            for row in range(width + 1):
+                operands = questions_of_row(spec, width, {row + place for place in digits},
+                                            {row + place for place in tokens})
                 windows.add(*arrange(config.task, operands, config.align), [row])
                 if windows.clash:
                     return windows
-    windows.add_drawn(max(6, narrowest - spec.headroom))  # questions of a digit or two show little
+                if len(windows.views) > TOO_MANY:
+                    raise RunFailed(f"there are more than {TOO_MANY:,} windows")
+                if time.perf_counter() - told > SECONDS:
+                    told = time.perf_counter()
+                    report(f"{len(windows.views):,} windows at row {row} of {width} digits")
+    except RunFailed as error:
+        windows.why = str(error)
     return windows
 
 @torch.no_grad()
-def prove(model, questions):
+def least_lead(model, questions):
     """Questions, pieces of source (B, S), target (B, T + 1) -> margin, source [S] that has it.
 
     The margin is how many logits the right token leads by over all others, at least. It ends with
-    the first piece below MARGIN, with what was found till then. A lead below a thousandth of the
-    largest logit counts as below MARGIN by what it lacks; what is no number is far below."""
+    the first thousand below MARGIN, with what was found till then. The lead must also exceed 0.1%
+    of the largest logit; any shortfall is subtracted from the margin, and NaN fails."""
     model.eval()
     margin, worst = INF, None
     for source, target in questions:
-        logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
-        lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
-        needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
-        least = (lead - needed).nan_to_num(-1e9).amin((1, 2)) + MARGIN  # (B,)
-        if least.min() < margin:
-            margin, worst = least.min().item(), source[least.argmin()]
-        if margin < MARGIN:
-            break
+        for s, t in zip(source.split(1000), target.split(1000)):
+            logits, want = model(s, t[:, :-1]).cpu(), t[:, 1:, None]  # (B, T, V)
+            lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
+            needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
+            least = (lead - needed).nan_to_num(-1e9).amin((1, 2)) + MARGIN  # (B,)
+            if len(s) and least.min() < margin:
+                margin, worst = least.min().item(), s[least.argmin()]
+            if margin < MARGIN:
+                return margin, worst
     return margin, worst
 
-def verdict(model, windows):
-    """Windows of a trained model -> {"proved", "why" not}, and "windows" and "margin" where they
-    could be enumerated."""
-    found = dict(proved=False, why=windows.clash or windows.why)
-    if found["why"]:
-        return found
-    margin, worst = prove(model, windows.questions)
-    found |= dict(windows=len(windows.tokens), margin=round(margin, 3))
-    if margin < MARGIN:
-        found["why"] = f"{question_text(model.config, worst)} is wrong or in doubt"
-    else:
-        windows.add_drawn(8, 60)
-        found["why"] = windows.clash or windows.why
-        found["proved"] = not found["why"]
-    return found
+def prove(model, windows):
+    """Windows, a trained model -> {"proved", "why" not}, and "windows" and "margin" where all
+    windows are known."""
+    if windows.why:
+        return dict(proved=False, why=windows.why)
+    margin, worst = least_lead(model, windows.questions)
+    proof = dict(proved=margin >= MARGIN, why="", windows=len(windows.views),
+                 margin=round(margin, 3))
+    if not proof["proved"]:
+        proof["why"] = f"{question_text(model.config, worst)} is wrong or in doubt"
+    return proof
 
-def until_proved(windows):
-    """-> function (model) that ends a training when the model is proved; None if none can be."""
-    if windows.clash or windows.why:
-        return None
-
-    def proved(model):
-        return prove(model, windows.questions)[0] >= MARGIN
-    return proved
+NO_WINDOWS = "a proof needs one decoder layer, no encoder, no positions the robust rules, no label"
 
 def has_windows(config):
     """Does what a row writes depend on what it sees alone?"""
     method = METHODS[config.method]
     placed = method.scores or (method.position and not method.period)
-    return config.rules == "robust" and config.n_layer == 1 and not config.n_encoder and not placed
+    label = TASKS[config.task].label
+    one_layer = config.n_layer == 1 and not config.n_encoder
+    return config.rules == "robust" and one_layer and not placed and not label
 
-NO_WINDOWS = "a proof needs one decoder layer, no encoder, no positions and the robust rules"
-
-def windows_of_method(config):
+def windows_of_method(config, report=silent):
     """-> Windows of a method whose bias is fixed, and whose positions repeat or are none."""
-    if not has_windows(config):
-        windows = Windows(config)
-        windows.why = NO_WINDOWS
-        return windows
-    return enumerate_windows(config)
+    if has_windows(config):
+        return enumerate_windows(config, None, report)
+    windows = Windows(config)
+    windows.why = NO_WINDOWS
+    return windows
 
-def deciding_lines(config, attention):
-    """Yields (kappa, lines, Windows) where the lines decide the answer: two rows that look the same
-    write the same token. Raises: RunFailed where no lines decide.
+def determine(config, lines, pool):
+    """Do these lines, with biases that differ clearly, determine the answers of a pool of
+    questions? -> Windows of the pool, with a clash if they do not."""
+    windows = Windows(config, lines)
+    for source, target in pool:
+        windows.add(source, target, list(range(target.shape[1] - 1)), rounded=True)
+    return windows
 
-    Kappa falls. If two windows clash, the next kappa is tried; if the lines decide, they are
-    yielded. If windows are too many, or others are seen than were enumerated, the next directions
-    are tried, and if nothing decides these lines are yielded last, unproved. Lines along (1, 0) and
-    (1, -1) come first; if some of them decide, those along (1, 0) and (1, 1) are left out."""
+def drop_places(config, lines, pool):
+    """Lines that determine the answers of a pool -> as few of them as do. All heads' lines at one
+    place are dropped together, the places with the weakest lines first."""
+    strength = {}
+    for line in lines:
+        strength[line.place] = max(strength.get(line.place, 0), line.z)
+    for place in sorted(strength, key=strength.get):
+        fewer = [line for line in lines if line.place != place]
+        # The token before a row is a part of its window without a line.
+        if place[:2] != ("self", 1) or place[3] != 0:
+            if not determine(config, fewer, pool).clash:
+                lines = fewer
+    return lines
+
+def choose_lines(config, attention, report=silent):
+    """Averaged attention -> kappa, lines, Windows: the fewest lines that determine the answer, such
+    that two rows that look the same write the same token. Raises: RunFailed where none do.
+
+    Kappa falls until the open lines determine the answers of a pool of questions; of these the
+    fewest that do are kept. Then all windows are enumerated; two that clash join the pool."""
     if not has_windows(config):
         kappa = RULES[config.rules]["kappa"]
-        lines = calibrate(config, attention, kappa, DIRECTIONS[0])
-        windows = Windows(config, lines)
+        windows = Windows(config, calibrate(config, attention, kappa))
         windows.why = NO_WINDOWS
-        yield kappa, lines, windows
-        return
-    tried, clash, unproved, decided = [], "", None, False
-    for directions in DIRECTIONS:
-        for kappa in KAPPAS:
-            lines = calibrate(config, attention, kappa, directions)
-            opened = {(line.attention, line.head, line.direction, line.block, line.offset)
-                      for line in lines}
-            if opened in tried:
-                continue
-            tried.append(opened)
-            windows = enumerate_windows(config, lines)
-            if windows.clash:
-                clash = clash or windows.clash
-            elif windows.why:
-                unproved = unproved or (kappa, lines, windows)
-                break  # lower kappas open more lines, which have more windows
-            else:
-                decided = True
-                yield kappa, lines, windows
-        if decided:
-            return
-    if not unproved:
-        raise RunFailed(f"no lines decide the answer: {clash}")
-    yield unproved
+        return kappa, windows.lines, windows
+    seed_by_name(config.seed, "pool")
+    pool = [draw_questions(config, draw, length, 300)
+            for length in (6, 8) for draw in (draw_exact, draw_hard)]
+    for kappa in KAPPAS:
+        opened = calibrate(config, attention, kappa)
+        windows = determine(config, opened, pool)
+        while not windows.clash:
+            lines = drop_places(config, opened, pool)
+            windows = enumerate_windows(config, lines, report)
+            if not windows.clash:
+                return kappa, lines, windows
+            pool += windows.clash
+            windows = determine(config, opened, pool)
+    raise RunFailed(f"no lines determine the answer: {windows.why}")
 
 # -----
 # 7. Training and evaluation
@@ -1341,15 +1408,10 @@ class Seq2SeqOptions(Options):
             raise BadInput("--lengths: above 2,000 digits only abc, robust")
         self.check_heads()
 
-SECONDS = 3  # between reports, and saves, of a training
-
 def say(text):
     """To standard error, if it is open."""
     with contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stderr or io.StringIO(), flush=True)
-
-def silent(text):
-    """A report that nobody reads."""
 
 @contextlib.contextmanager
 def kept_right(what="what is kept of the run"):
@@ -1526,7 +1588,7 @@ def evaluate(model, config, report=silent):
 def test_questions(config, length):
     """-> {"random": (source, target)}; at the longest length up to 60 also "hard" ones."""
     samples = min(config.samples, 200) if length > 100 else config.samples  # they take long
-    sets = {"random": draw_questions(config, draw_test, length, samples)}
+    sets = {"random": draw_questions(config, draw_exact, length, samples)}
     if length == max([n for n in config.lengths if n <= 60], default=0):
         sets["hard"] = draw_questions(config, draw_hard, length, samples)
     return sets
@@ -1534,25 +1596,38 @@ def test_questions(config, length):
 def ask(model, config, question, report=None):
     """A question, such as "123+748" -> the answer, "871". Raises: BadInput outside the task."""
     spec = TASKS[config.task]
-    operands = [text.lstrip("0") or text[:1] for text in question.split(spec.sign or None)]
+    operands = question.split(spec.sign or None)
+    if spec.headroom:
+        operands = [text.lstrip("0") or text[:1] for text in operands]
     width = max([config.widths[0]] + [len(text) + spec.headroom for text in operands])
     source, target = example(config.task, *operands, width=width, align=config.align)
     text = decode(generate(model, encode(source)[None], len(target) - 1, report)[0])[1:]
     digits, end, _ = text.partition(END)
     if not end or not digits or set(digits) - set(VOCAB[:spec.base]):
         return f"no number; the model wrote {text!r}"
-    return digits[-1] if spec.last_alone else digits[::-1].lstrip("0") or "0"
+    if spec.headroom:
+        return digits[::-1].lstrip("0") or "0"
+    return digits[:max(map(len, operands))][::-1]  # a digit for each that was asked
 
 def training_batch(config, numbers, B, power=1.0):
     """B questions on some of these numbers, at one of the run's widths -> source, target. power:
-    above 1 the first, the short ones, come more often."""
+    above 1 the first, the short ones, come more often. What is no question is drawn again, at most
+    20 times."""
+    spec, batches = TASKS[config.task], []
     width = config.widths[int(torch.randint(len(config.widths), (1,)))]
-
-    def number():
-        pick = (len(numbers) * torch.rand(B) ** power).long()
-        return to_digits(numbers[pick], width, TASKS[config.task].base)
-
-    return arrange(config.task, draw(config.task, B, number), config.align)
+    for _ in range(20):
+        operands = []
+        for kind in spec.operands:
+            if kind == "number":
+                pick = (len(numbers) * torch.rand(B) ** power).long()
+                operands.append(to_digits(numbers[pick], width, spec.base))
+            else:
+                operands.append(torch.randint(spec.base, (B, 1)))
+        batches.append(arrange(config.task, operands, config.align))
+        if sum(len(source) for source, _ in batches) >= B:
+            break
+    source, target = map(torch.cat, zip(*batches))
+    return source[:B], target[:B]
 
 def fit(run, model, name, steps, short_first=False, falling=1.0, done=None):
     """Train on the training numbers; the curve has the share of 1,000 held-out ones that are exact.
@@ -1590,9 +1665,9 @@ def learn(run):
         name, first = "teacher", dataclasses.replace(config, method="vanilla", lengths=(6,))
     windows, done = None, None
     if METHODS[config.method].period and "proof" not in run.parts:
-        windows = windows_of_method(config)
+        windows = windows_of_method(config, run.report)
         if windows.clash:
-            run.report(f"no training makes it exact: {windows.clash}")
+            run.report(f"no training makes it exact: {windows.why}")
         done = until_proved(windows)
     seed_by_name(config.seed, name)
     model = Transformer(first).to(run.device)
@@ -1604,7 +1679,7 @@ def learn(run):
         run.part("proof", retrain, run, model)
         model = build(config, run.parts).to(run.device)
     elif METHODS[config.method].period:
-        run.part("proof", verdict, model, windows)
+        run.part("proof", prove, model, windows)
     run.part("tests", evaluate, model, config, run.report)
 
 def average_attention(teacher):
@@ -1615,37 +1690,37 @@ def average_attention(teacher):
     batch = training_batch(config, split_numbers(config.seed)[0], 1000)
     return collect_attention(teacher, *batch)
 
-def attempts(config, attention):
-    """Yields ((kappa, lines, Windows), whether to make a new model)."""
-    for found in itertools.islice(deciding_lines(config, attention), 2):
-        if config.rules == "robust":
-            yield found, False
-        yield found, True
+def until_proved(windows):
+    """-> function (model) that ends a training when the model is proved; None if none can be."""
+    if windows.why:
+        return None
+    return lambda model: prove(model, windows)["proved"]
 
-def retrain(run, teacher):
-    """Train models with lines of the teacher's attention until one is proved; it is the part
-    "model" -> the part "proof": its `verdict` and "kappa", "attempt", "lines".
+def retrain(run, vanilla):
+    """Train a model whose bias continues the lines of the vanilla model's attention, until it is
+    proved; it is the part "model" -> the part "proof": that of `prove`, and "kappa", "attempt" and
+    "lines".
 
-        attempt 1  the first lines that decide, from the teacher's weights
-        attempt 2  a new model, twice the steps; the teacher's may be set on something else
-        attempts 3 and 4  the same with the next lines
-
-    The last attempt is kept if none is proved. What cannot be proved is trained once to the end.
-    By the sources' rules, as there, all models are new."""
+    It starts with the weights of the vanilla model, but with queries and keys at zero, so that
+    attention begins as its bias alone says; what they knew were positions, which are gone. If it is
+    not proved, a new model with the same lines gets twice the steps. By the sources' rules, as
+    there, the only one is new."""
     config = run.config
-    for attempt, (found, anew) in enumerate(attempts(config, run.parts["attention"]), 1):
-        kappa, lines, windows = found
-        name, steps = f"attempt {attempt}", config.retrain_steps
+    kappa, lines, windows = choose_lines(config, run.parts["attention"], run.report)
+    for attempt in 1, 2:
+        name = f"attempt {attempt}"
         seed_by_name(config.seed, name)
         model = Transformer(config, calibrated_bias(config, lines)).to(run.device)
-        if not anew:
-            model.load_state_dict(teacher.state_dict())
-        if anew and not windows.why:
-            steps = 2 * steps
-        fit(run, model, name, steps, done=until_proved(windows))
+        if attempt == 1 and config.rules == "robust":
+            weights = vanilla.state_dict()
+            for weight in weights:
+                if ".q." in weight or ".k." in weight:
+                    weights[weight] = torch.zeros_like(weights[weight])
+            model.load_state_dict(weights)
+        fit(run, model, name, attempt * config.retrain_steps, done=until_proved(windows))
         proof = dict(kappa=kappa, attempt=attempt, lines=[line._asdict() for line in lines])
-        proof |= verdict(model, windows)
-        if proof["proved"] or windows.clash or windows.why:
+        proof |= prove(model, windows)
+        if proof["proved"] or windows.why:
             break
     run.parts["model"] = run.parts.pop(name)
     return proof
@@ -1756,10 +1831,26 @@ SYSTEMS["head"] = System("one attention head (Pairs)", PAIRS, PairsOptions, Pair
 # start with their most significant digit and are padded on the right, so digits of equal weight
 # are aligned only in numbers of equal length. + and * serve for the paper's four signs.
 
+def carry(columns):
+    """Column sums (B, W), least significant first -> digits (B, W)."""
+    digits, rest = [], 0
+    for column in columns.unbind(1):
+        digits.append((column + rest) % 10)
+        rest = (column + rest) // 10
+    return torch.stack(digits, 1)
+
+def product(a, b):
+    """Digits a (B, W), b (B, .) -> the lowest column sums (B, W) of a * b."""
+    W = a.shape[1]
+    columns = torch.zeros_like(a)
+    for k, digit in enumerate(b.unbind(1)):
+        columns = columns + F.pad(a * digit[:, None], (k, 0))[:, :W]
+    return columns
+
 class EncoderTask(NamedTuple):
     """With --modulus the answer is the remainder, in as many digits as the largest has."""
     about: str
-    columns: Callable  # as those of Task
+    columns: Callable  # operands -> column sums of the answer (B, W), which `carry` makes digits of
     sign: str
     carries: bool = True  # else an answer is as long as the longer operand
     is_product: bool = False  # an answer has up to twice the digits, else up to one more
@@ -1855,7 +1946,7 @@ def arrange_encoder(task, a, b, modulus=0):
     that is not read. Source: Jelassi, Sec. 2.1 (printed with a pad less)."""
     spec = ENCODER_TASKS[task]
     room = a.shape[1] if spec.is_product else int(spec.carries)
-    answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))), 10)
+    answer = carry(spec.columns(F.pad(a, (0, room)), F.pad(b, (0, room))))
     length = n_digits(answer) if spec.carries else torch.maximum(n_digits(a), n_digits(b))
     if modulus:
         answer = remainder(answer, modulus)

@@ -79,12 +79,12 @@ def attend(model, texts):
 
 def question_and_answer(config, question):
     """A question, or one of 20 digits -> it, and source and target as text."""
-    sign = L.TASKS[config.task].sign
     if not question:
         L.seed_by_name(config.seed, "picture")
-        numbers = L.draw_test(config.task, 20, 1)
-        question = sign.join(L.decode(digits[0].flip(0)) for digits in numbers)
-    operands = question.split(sign or None)
+        source, _ = L.draw_questions(config, L.draw_exact, 20, 1)
+        question = L.question_text(config, source[0])
+    sign = L.TASKS[config.task].sign
+    operands = [text.lstrip("0") or "0" for text in question.split(sign or None)]
     width = max(map(len, operands)) + L.TASKS[config.task].headroom
     width = max(config.widths[0], width)
     texts = L.example(config.task, *operands, width=width, align=config.align)
@@ -135,7 +135,7 @@ def wrong_by_carries(config, model, length):
     wrong = 100.0 * ~L.right_tokens(model, source, target).all(1)
     padded = [F.pad(digits, (0, config.width)) for digits in operands]
     sums = L.ENCODER_TASKS[config.task].columns(*padded)
-    carries = (L.carry(sums, 10) != sums % 10).sum(1)  # into each place
+    carries = (L.carry(sums) != sums % 10).sum(1)  # into each place
     return {n: wrong[carries == n] for n in carries.unique().tolist()}
 
 def places(plt, config, model, parts, record, question):

@@ -127,7 +127,7 @@ def greedy(model, source, limit):
 
 def random_questions(config, digits, B):
     L.seed_by_name("speed", digits)
-    return L.draw_questions(config, L.draw_test, digits, B)
+    return L.draw_questions(config, L.draw_exact, digits, B)
 
 
 def evaluation(model, source, target, rounds):

@@ -24,7 +24,7 @@ def test_changes_of_the_rules(unchanged):
     attention = vertical, vertical
 
     def heads():
-        return {line.attention for line in L.calibrate(config, attention, None, None)}
+        return {line.attention for line in L.calibrate(config, attention, None)}
 
     def open_keys():
         bias = L.calibrated_bias(config, [])(0, "cross", 22, 22)[0]
