@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from results.shares import all_right, percents, read, records, share, span
+from results.shares import all_right, compare, percents, read, records, share, span
 
 README = Path(__file__).parent.parent / "README.md"
 TASKS = {"successor": "successor, n + 1", "addition": "addition, a + b",
@@ -77,7 +77,7 @@ def verdicts_on_abc():
     rules = partial(share, "rules", 60)
     yield verdict("in part", "by v1's own rules and width ABC has {} of successor at 60 digits, "
                   "{} of addition, {} of nx1",
-                  *(rules(task=task, rules="paper") for task in four[:3]))
+                  *(rules(task=task, rules="v1") for task in four[:3]))
     yield verdict("in part", "by the authors' code ABC has {} of addition at 60, if rows without a "
                   "line see the start token, and {} of nx1 with two more changes",
                   share("changes", 60, task="addition", changed="start"),
@@ -101,11 +101,11 @@ def verdicts_on_encoders():
     yield verdict("in part", "relative tables carry sums beyond 5 digits, learned positions do not "
                   "(Jelassi, Table 1): at 6 they have {} and {}. In sums modulo 100 both carry "
                   "to 10 (Table 2): here {} and {}",
-                  *(sums(6, modulus=0, method=method) for method in ("rpe-k", "ape")),
+                  *(sums(6, modulus=None, method=method) for method in ("rpe-k", "ape")),
                   *(sums(10, modulus=100, method=method) for method in ("rpe-kq", "ape")))
-    product = partial(share, "encoders", task="multiplication", second_digits=1, modulus=0,
+    product = partial(share, "encoders", task="multiplication", second_digits=1, modulus=None,
                       method="rpe-k")
-    primed = partial(product, prime_lengths=[10], finetune=0)
+    primed = partial(product, prime_lengths=[10], finetune=None)
     yield verdict("reproduced", "a few long questions in training teach their length, fine-tuning "
                   "on them does not (Sec. 5): 10 digits have {} by 100 questions among 5,000, "
                   "{} by fine-tuning on as many, {} without",
@@ -148,32 +148,13 @@ def sentences():
     yield (f"On {short} of {len(own)} seeds it is exact at 6 to 60 digits, "
            f"on {sum(map(all_right, own))} of them")
 
-def check(write):
-    """-> what README says otherwise; tables are no difference when they are written there."""
-    text, wrong = README.read_text(encoding="utf-8"), []
-    for name, rows in (("abc", main_table()),
-                       ("claims", (*verdicts_on_abc(), *verdict_on_schemes(),
-                                  *verdicts_on_encoders(), *verdict_on_pairs()))):
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, rest = text.split(start)
-        old, after = rest.split(end)
-        new = "".join(f"{row}\n" for row in rows)
-        wrong += [line for line in old.splitlines() if line not in new.splitlines()]
-        wrong += [f"missing: {line}" for line in new.splitlines() if line not in old.splitlines()]
-        text = before + start + new + end + after
-    if write:
-        README.write_text(text, encoding="utf-8")
-    missing = [f"missing: {words}" for words in sentences() if words not in text]
-    return missing if write else wrong + missing
+def verdicts():
+    """-> all lines on claims."""
+    for lines in verdicts_on_abc, verdict_on_schemes, verdicts_on_encoders, verdict_on_pairs:
+        yield from lines()
 
 def main(argv=None):
-    options = sys.argv[1:] if argv is None else argv
-    if options not in ([], ["--write"]):
-        print("claims: the only option is --write", file=sys.stderr)
-        return 2
-    wrong = check(bool(options))
-    print("".join(f"{line}\n" for line in wrong), end="")
-    return bool(wrong)
+    return compare(argv, README, dict(abc=main_table(), claims=verdicts()), sentences())
 
 if __name__ == "__main__":
     sys.exit(main())

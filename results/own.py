@@ -40,9 +40,11 @@ class Model(nn.Module):
 def train(model, config, numbers, steps):
     """Short numbers come more often at first; the rate falls."""
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     for step in range(steps):
         source, target = L.training_batch(config, numbers, 64, power=6 - 5 * step / steps)
-        L.take_step(model, [optimizer], source, target, share=1 - step / steps)
+        L.take_step(model, optimizer, source, target)
+        falling.step()
 
 def averaged_attention(model, source, target):
     """-> self (4, T, T), cross (4, T, S), averaged over questions."""

@@ -32,7 +32,7 @@ V2_TABLE_3 = {"successor": ALL, "addition": "100 100 99.8", "nx1": ALL}
 
 # Tables of Jelassi et al.: options of the runs; by method the paper's percentages, by digits. Those
 # of Table 1 are of its UTransformers, base and large.
-PLAIN = dict(model="universal", d_model=64, modulus=0, prime=0, finetune=0)
+PLAIN = dict(model="universal", d_model=64, modulus=None, prime=0, finetune=None)
 PRODUCTS = PLAIN | dict(task="multiplication", second_digits=1)
 JELASSI = {
     "1, sums": (PLAIN | dict(task="addition"), {
@@ -88,8 +88,8 @@ def row(heads, published, runs, lengths, usual=3):
     return f"| {' | '.join([*heads, *cells])} |"
 
 def proof_table():
-    """ABC by the defaults: what it took to prove a run. Attempts: from the teacher's weights, by a
-    new model with the same lines, by lines of the next kappa."""
+    """ABC by the defaults: what it took to prove a run. Attempts: from the vanilla model's weights,
+    by a new model with the same lines, by lines of the next kappa."""
     yield from head(["task", "proved", "attempts", "kappa", "windows", "margin", "steps",
                      "of first"])
     for task in "successor", "addition", "nx1", "parity":
@@ -100,7 +100,7 @@ def proof_table():
         counts = [attempts.count(1), attempts.count(2), sum(n > 2 for n in attempts)]
         windows = sorted({proof["windows"] for proof in proofs})
         trains = [r["train"] for r in every]
-        of_first = median(t["model"]["seconds"] / t["teacher"]["seconds"] for t in trains)
+        of_first = median(t["model"]["seconds"] / t["vanilla"]["seconds"] for t in trains)
         steps = [r["train"]["model"]["steps"] for r in runs]
         spans = [shares.span(values) for values in (
             [p["kappa"] for p in proofs], [p["margin"] for p in proofs], steps)]
@@ -151,8 +151,8 @@ def calibration_table():
     yield from head(["task", "rules", *map(str, lengths)])
     for task, published in V2_TABLE_3.items():
         numbers = published.split()
-        yield row([task, "robust"], numbers, shares.records("abc", task=task), lengths, usual=100)
-        for rules in "paper", "v2", "code":
+        yield row([task, "ours"], numbers, shares.records("abc", task=task), lengths, usual=100)
+        for rules in "v1", "v2", "code":
             runs = shares.records("rules", task=task, rules=rules)
             yield row([task, rules], numbers, runs, lengths)
         if task in CHANGED:
@@ -181,30 +181,9 @@ def scheme_tables():
 TABLES = {"proofs": proof_table, "v2 table 1": scaffolding_tables, "v2 table 3": calibration_table,
           "jelassi": jelassi_tables, "schemes": scheme_tables}
 
-def check(write):
-    """-> lines in which results/README.md differs from the records; none that it has now."""
-    text, wrong = README.read_text(encoding="utf-8"), []
-    for name, table in TABLES.items():
-        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, rest = text.split(start)
-        old, after = rest.split(end)
-        new = "".join(f"{line}\n" for line in name_once(table()))
-        if old != new:
-            wrong.append(name)
-        text = before + start + new + end + after
-    if write:
-        README.write_text(text, encoding="utf-8")
-        return []
-    return wrong
-
 def main(argv=None):
-    options = sys.argv[1:] if argv is None else argv
-    if options not in ([], ["--write"]):
-        print("papers: the only option is --write", file=sys.stderr)
-        return 2
-    wrong = check(bool(options))
-    print("".join(f"{name} differs\n" for name in wrong), end="")
-    return bool(wrong)
+    tables = {name: name_once(table()) for name, table in TABLES.items()}
+    return shares.compare(argv, README, tables)
 
 if __name__ == "__main__":
     sys.exit(main())

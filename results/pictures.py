@@ -10,6 +10,7 @@ import math
 import sys
 from pathlib import Path
 
+import torch
 import torch.nn.functional as F
 
 import lengen as L
@@ -28,7 +29,7 @@ def accuracy(plt, groups):
         draw_shares(axes, runs, f"{method} {change}".removesuffix(" -"))
         base = L.TASKS[task].base if task in L.TASKS else 10
         largest = math.ceil(math.log(L.LIMIT, base))
-        axes.axvspan(0.1, runs[0]["config"].get("train_digits", largest), color="0.92", zorder=0)
+        axes.axvspan(0.1, runs[0]["config"].get("train_digits") or largest, color="0.92", zorder=0)
         ticks = set()
         for line in axes.lines:
             ticks |= set(line.get_xdata())
@@ -40,14 +41,14 @@ def accuracy(plt, groups):
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), frameon=False)
     return figure
 
-def teacher_of(config, parts):
+def vanilla_of(config, parts):
     """-> the vanilla model that ABC looked at."""
-    teacher = L.Transformer(dataclasses.replace(config, method="vanilla", lengths=(6,)))
-    teacher.load_state_dict(parts["teacher"]["weights"])
-    return teacher
+    vanilla = L.Transformer(dataclasses.replace(config, method="vanilla", lengths=(6,)))
+    vanilla.load_state_dict(parts["vanilla"]["weights"])
+    return vanilla
 
 def bias(plt, config, model, parts, record, question):
-    """The teacher's last averaged attention, and the bias made from it, laid out for 20 digits."""
+    """The vanilla model's last averaged attention, and the bias made from it, for 20 digits."""
     heads, last = [f"head {h + 1}" for h in range(config.n_head)], config.n_layer - 1
     figure, grid = plt.subplots(4, len(heads), squeeze=False, figsize=(2.5 * len(heads) + 1.5, 10))
     source, target = L.test_questions(config, 20)["random"]
@@ -79,14 +80,14 @@ def attend(model, texts):
 
 def question_and_answer(config, question):
     """A question, or one of 20 digits -> it, and source and target as text."""
+    spec = L.TASKS[config.task]
     if not question:
-        L.seed_by_name(config.seed, "picture")
-        source, _ = L.draw_questions(config, L.draw_exact, 20, 1)
-        question = L.question_text(config, source[0])
-    sign = L.TASKS[config.task].sign
-    operands = [text.lstrip("0") or "0" for text in question.split(sign or None)]
-    width = max(map(len, operands)) + L.TASKS[config.task].headroom
-    width = max(config.widths[0], width)
+        with L.seeded(config.seed, "picture"):
+            drawn = L.draw_questions(config, L.draw_exact, 20, 1)
+        texts = [L.decode(tokens[0]) for tokens in drawn]
+        return texts[0][1:-1], texts
+    operands = [text.lstrip("0") or "0" for text in question.split(spec.sign or None)]
+    width = max(config.widths[0], max(map(len, operands)) + spec.headroom)
     texts = L.example(config.task, *operands, width=width, align=config.align)
     if len(texts[1]) > 100:
         raise ValueError(f"--question: {len(texts[1])} tokens are too many for a picture")
@@ -100,11 +101,11 @@ def label_tokens(axes, keys, answer, wrong, S):
     axes.barh(wrong, 0.6, 1, S - 0.5, color=COLOURS[1], clip_on=False)
 
 def attention(plt, config, model, parts, record, question):
-    """Of the last layer for one question, a row a head, the teacher beside the model."""
+    """Of the last layer for one question, a row a head, the vanilla model beside it."""
     question, texts = question_and_answer(config, question)
     H, models = config.n_head, [model]
-    if "teacher" in parts:
-        models = [teacher_of(config, parts), model]
+    if "vanilla" in parts:
+        models = [vanilla_of(config, parts), model]
     figure, grid = plt.subplots(H, 2 * len(models), squeeze=False, figsize=(8 * len(models), 3 * H),
                                 width_ratios=[1, 1.7] * len(models))
     for model, columns in zip(models, (grid.T[:2], grid.T[2:])):
@@ -129,13 +130,16 @@ def training(plt, config, model, parts, record, question):
 
 def wrong_by_carries(config, model, length):
     """-> {carries: for each question of the test with so many, 100 where it is wrong}."""
-    L.seed_by_name(config.seed, "test", length)  # as in the test
-    operands = L.draw_encoder(config, length, config.samples)
-    source, target = L.arrange_encoder(config.task, *operands, config.modulus)
+    spec = L.ENCODER_TASKS[config.task]
+    with L.seeded(config.seed, "test", length):  # as in the test
+        a, b = L.draw_encoder(config, length, config.samples)
+    source, target = L.arrange_encoder(config.task, a, b, config.modulus)
     wrong = 100.0 * ~L.right_tokens(model, source, target).all(1)
-    padded = [F.pad(digits, (0, config.width)) for digits in operands]
-    sums = L.ENCODER_TASKS[config.task].columns(*padded)
-    carries = (L.carry(sums) != sums % 10).sum(1)  # into each place
+    if "digit" in spec.operands:
+        b = b @ 10 ** torch.arange(config.width)[:, None]  # (B, 1)
+    a, b = F.pad(a, (0, config.width)), F.pad(b, (0, config.width * (b.shape[1] > 1)))
+    alone = spec.total(0 * a, a, b) % 10  # each place without what comes from below
+    carries = (L.answer_digits(spec, (a, b))[0] != alone).sum(1)
     return {n: wrong[carries == n] for n in carries.unique().tolist()}
 
 def places(plt, config, model, parts, record, question):
@@ -173,7 +177,7 @@ def pairs(plt, config, model, parts, record, question):
         panels[1].legend()
     return figure
 
-OF_A_MODEL = {"seq2seq": attention, "head": pairs, "universal": places, "encoder": places}
+OF_A_MODEL = {"seq2seq": attention, "pairs": pairs, "encoder": places}
 
 def draw_all(plt, paths, question):
     """-> {name: figure}"""
@@ -185,8 +189,8 @@ def draw_all(plt, paths, question):
     for folder in folders:
         record = records.read_record((folder / "result.json").read_text(), None)[-1]
         model, config, parts = L.load(folder)
-        kinds = [training, OF_A_MODEL[config.model]]
-        if "teacher" in parts:
+        kinds = [training, OF_A_MODEL[config.kind]]
+        if "vanilla" in parts:
             kinds.append(bias)
         for draw in kinds:
             name = draw.__name__

@@ -2,7 +2,6 @@
 """Records of finished runs: read, grouped by task, method and changed options."""
 
 import dataclasses
-import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from statistics import mean
 import torch
 
 import lengen as L
+from results import shares
 
 def query_key(model):
     """Pairs: query and key of every integer, (V, D) each; scores = queries @ keys.T."""
@@ -19,7 +19,7 @@ def query_key(model):
     return attention.q(x).detach(), attention.k(x).detach() / attention.d_head ** 0.5
 
 def score_patterns(scores):
-    """Scores (V, V) -> mean of neighbours less all others; of other odd distances less even."""
+    """Scores (V, V) -> mean of neighbors less all others; of other odd distances less even."""
     integers = torch.arange(len(scores))
     distance = (integers[:, None] - integers).abs()
     near, odd = distance == 1, distance % 2 == 1
@@ -47,28 +47,23 @@ def wilson(correct, n, z=1.959964):
     half = z * math.sqrt(correct * (n - correct) / n + z * z / 4)
     return max(0.0, (centre - half) / (n + z * z)), min(1.0, (centre + half) / (n + z * z))
 
-def chosen(options, *names):
-    """Those of the options that have these names."""
-    return {name: options[name] for name in names if name in options}
-
 def usual_options(given):
     """Defaults of a run like this one. Options that decide others are taken from it, as far as the
     others go."""
-    names = ["task", "model", "preset"]
-    if given["task"] not in L.PAIRS:
-        names.append("method")
-    same = chosen(given, *names)
-    leading = "size", "width", "n_train", "prime", "finetune"
-    usual = dataclasses.asdict(L.Config(**same, **chosen(given, "lengths", *leading)))
-    plain = dataclasses.asdict(L.Config(**same))
-    first = L.Config(given["task"]).model
-    return usual | dict(preset="fast", model=first) | chosen(plain, *leading)
+    def defaults(*names):
+        return dataclasses.asdict(L.Config(**{x: given[x] for x in names if x in given}))
+
+    same, leading = ("task", "model", "preset", "method"), ("size", "width", "n_train", "prime")
+    plain, first = defaults(*same), L.Config(given["task"]).model
+    usual = defaults(*same, "lengths", *leading) | {name: plain[name] for name in leading}
+    return usual | dict(preset="fast", model=first)
 
 def changed_options(config):
     """Options of a record that are not the defaults, as flags, but for what was tested."""
     given, flags = {}, []
     for name, value in config.items():
-        given[name] = tuple(value) if isinstance(value, list) else value
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
     usual = usual_options(given)
     for name, value in given.items():
         if name in ("task", "method", "seed", "lengths", "samples") or value == usual.get(name):
@@ -91,10 +86,8 @@ def look_at_pairs(folder):
 def read_record(line, folder):
     """A line of JSON -> records with "key" (task, method, changed options), seed and "columns"
     {(digits, set): row}, one more of tests before fine-tuning. Older ones may lack the rest."""
-    record, found = dict(train={}, before=None) | json.loads(line), []
+    record, found = dict(train={}, before=None) | shares.parse(line), []
     config = record["config"]
-    if config["task"] in L.PAIRS:
-        config = dict(method="nope") | config
     stages = {" (before)": record["before"], "": record["tests"]}
     if record["train"]:
         seconds = [part["seconds"] for part in record["train"].values()]
@@ -111,7 +104,7 @@ def read_record(line, folder):
             changed = changed_options(config)
             if "changed" in record:  # from outside
                 changed += f" ({record['changed']})"
-            key = config["task"], config["method"], changed + stage
+            key = config["task"], config.get("method") or "-", changed + stage
             found.append(record | dict(key=key, seed=config["seed"], columns=columns))
     return found
 
@@ -126,16 +119,10 @@ def read(paths):
     by_seed = {}
     for file in files:
         folder = file.parent if file.name == "result.json" else None
-        with L.kept_right(f"a finished run in {str(file)!r}"):
-            lines = file.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines or [""], 1):
-            with L.kept_right(f"line {number} of {str(file)!r}"):
+        with L.reading(f"{str(file)!r}"):
+            for line in file.read_text(encoding="utf-8").splitlines():
                 for record in read_record(line, folder):
                     by_seed.setdefault(record["key"], {})[record["seed"]] = record
-    groups = {}
-    for system in L.SYSTEMS.values():
-        for task in system.tasks:
-            for key, records in by_seed.items():
-                if key[0] == task:
-                    groups[key] = [records[seed] for seed in sorted(records)]
-    return groups
+    tasks = [task for tasks in L.TASKS_OF.values() for task in tasks]
+    return {key: [found[seed] for seed in sorted(found)]
+            for key, found in sorted(by_seed.items(), key=lambda item: tasks.index(item[0][0]))}

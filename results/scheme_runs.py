@@ -22,7 +22,7 @@ import torch
 
 import lengen as L
 from results.schemes import SCHEMES
-from results.shares import percents, span
+from results.shares import parse, percents, span
 
 RECORDS = Path(__file__).parent / "schemes.jsonl"
 STEPS = {"successor": 1500, "addition": 3000}
@@ -50,8 +50,10 @@ def execute(options):
         method = L.METHODS[given["method"]]
         L.METHODS[given["method"]] = method._replace(n_width=n_width)
     config = L.Config(**given)
-    run = L.Run(config)
-    L.learn(run)
+    run, learn = L.Run(config), L.learn_abc if config.method == "abc" else L.learn_method
+    model, proof = learn(run)
+    run.keep("proof", proof)
+    run.keep("tests", L.evaluate(model, config))
     learned = numbers(config) - numbers(dataclasses.replace(config, method="nope"))
     return L.make_record(run) | dict(config=options, learned=learned)
 
@@ -60,7 +62,7 @@ def read():
     found = {}
     if RECORDS.exists():
         for line in RECORDS.read_text(encoding="utf-8").splitlines():
-            kept = json.loads(line)
+            kept = parse(line)
             found[json.dumps(kept["config"])] = kept
     return found
 

@@ -26,8 +26,7 @@ class T5(nn.Embedding):
 
     def forward(self, d):
         far = 16 + 16 * (d.clamp(min=16) / 16).log() / math.log(128 / 16)
-        bucket = torch.where(d < 16, d, far.long().clamp(max=31))
-        return super().forward(bucket.to(self.weight.device)).permute(2, 0, 1)
+        return super().forward(torch.where(d < 16, d, far.long().clamp(max=31))).permute(2, 0, 1)
 
 class KerpleLog(nn.Module):
     """-r1 log(1 + r2 d), r1 and r2 learned. Source: Chi et al. 2022 (KERPLE; Apache 2.0)."""
@@ -37,7 +36,7 @@ class KerpleLog(nn.Module):
 
     def forward(self, d):
         r1, r2 = F.softplus(self.r)
-        return -r1 * (1 + r2 * d.to(r2)).log()
+        return -r1 * (1 + r2 * d).log()
 
 class LearnedAlibi(nn.Module):
     """-slope * d, slopes learned. Source: Press et al. 2022, Sec. 3 (MIT)."""
@@ -46,7 +45,7 @@ class LearnedAlibi(nn.Module):
         self.log_slope = nn.Parameter(L.alibi_slopes(config.n_head).log()[:, None, None])
 
     def forward(self, d):
-        return -self.log_slope.exp() * d.to(self.log_slope)
+        return -self.log_slope.exp() * d
 
 class Dynamic(nn.Sequential):
     """A small network of log(1 + d). Source: Liu et al. 2022 (Swin V2; MIT)."""
@@ -54,7 +53,7 @@ class Dynamic(nn.Sequential):
         super().__init__(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, config.n_head))
 
     def forward(self, d):
-        return super().forward(d.to(self[0].weight).log1p()[..., None]).permute(2, 0, 1)
+        return super().forward(d.log1p()[..., None]).permute(2, 0, 1)
 
 class Fire(Dynamic):
     """The network of psi(d) / psi(max(limit, largest d of the row)), psi(x) = log(c x + 1). Source:
@@ -64,7 +63,6 @@ class Fire(Dynamic):
         self.c, self.limit = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(8.0))
 
     def forward(self, d):
-        d = d.to(self.c)
         largest = torch.maximum(self.limit.abs(), d.amax(1, keepdim=True))
         share = (self.c.abs() * d).log1p() / (self.c.abs() * largest).log1p()
         return nn.Sequential.forward(self, share[..., None]).permute(2, 0, 1)
@@ -73,34 +71,49 @@ class Sandwich(nn.Module):
     """Sum of cos(d / 10000^(k / 64)), k = 0 .. 63, over 8 h / H. Source: Chi et al. 2023."""
     def __init__(self, config):
         super().__init__()
-        self.ratio = 8 * torch.arange(1, config.n_head + 1)[:, None, None] / config.n_head
+        self.n_head = config.n_head
 
     def forward(self, d):
-        wave = 10000.0 ** (-torch.arange(64) / 64)
-        return (d[..., None] * wave).cos().sum(2) / self.ratio
+        wave, head = 10000.0 ** (-torch.arange(64) / 64), torch.arange(1, self.n_head + 1)
+        return (d[..., None] * wave).cos().sum(2) / (8 * head[:, None, None] / self.n_head)
 
-def by_distance(part):
-    """-> class of a bias: `part` for keys behind a query, another one for those ahead, and others
-    for each kind of attention; layers share them."""
-    class ByDistance(nn.Module):
-        def __init__(self, config):
-            super().__init__()
-            sides = ["self", "cross behind", "cross ahead"]
-            if config.n_encoder:
-                sides += ["encoder behind", "encoder ahead"]
-            self.parts = nn.ModuleDict({side: part(config) for side in sides})
+class ByDistance(nn.Module):
+    """A bias: one `part` for keys behind a query, another one for those ahead, and others for each
+    kind of attention; layers share them."""
+    def __init__(self, config):
+        super().__init__()
+        sides = ["self", "cross behind", "cross ahead"]
+        if config.n_encoder:
+            sides += ["encoder behind", "encoder ahead"]
+        self.parts = nn.ModuleDict({side: self.part(config) for side in sides})
 
-        def forward(self, layer, kind, T, S):
-            index = torch.arange(S)
-            if kind == "cross":
-                index = index.flip(0)
-            d = torch.arange(T)[:, None] - index
-            if kind == "self":
-                return self.parts["self"](d.clamp(min=0))
-            behind = self.parts[f"{kind} behind"](d.clamp(min=0))
-            return torch.where(d.to(behind.device) < 0,
-                               self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
-    return ByDistance
+    def forward(self, layer, kind, T, S):
+        index = torch.arange(S)
+        if kind == "cross":
+            index = index.flip(0)
+        d = torch.arange(T)[:, None] - index
+        if kind == "self":
+            return self.parts["self"](d.clamp(min=0))
+        behind = self.parts[f"{kind} behind"](d.clamp(min=0))
+        return torch.where(d < 0, self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
+
+class T5Bias(ByDistance):
+    part = T5
+
+class KerpleBias(ByDistance):
+    part = KerpleLog
+
+class FireBias(ByDistance):
+    part = Fire
+
+class SandwichBias(ByDistance):
+    part = Sandwich
+
+class LearnedAlibiBias(ByDistance):
+    part = LearnedAlibi
+
+class DynamicBias(ByDistance):
+    part = Dynamic
 
 # Positions
 def places(config, side, T):
@@ -131,10 +144,10 @@ class Abacus(nn.Embedding):
 
     def forward(self, side, T):
         if side == "source":
-            self.start = int(torch.randint(100, ())) if self.training else 0
+            self.start = torch.randint(100, ()) if self.training else 0
         index = self.index(self.config, side, T)
         shift = self.start * (torch.ones_like(index) if self.shift_markers else (index > 0))
-        return super().forward((index + shift).to(self.weight.device))
+        return super().forward(index + shift)
 
 class Coupling(Abacus):
     """Abacus with markers that take part. Source: Cho et al. 2024 (Position Coupling)."""
@@ -204,12 +217,12 @@ class Forgetting(nn.Module):
         return q @ k.transpose(2, 3) + bias * math.sqrt(q.shape[3])
 
 SCHEMES = {
-    "t5": L.Method("T5's buckets", bias=by_distance(T5)),
-    "kerple": L.Method("KERPLE, logarithmic", bias=by_distance(KerpleLog)),
-    "fire": L.Method("FIRE", bias=by_distance(Fire)),
-    "sandwich": L.Method("Sandwich", bias=by_distance(Sandwich)),
-    "learned-alibi": L.Method("ALiBi, slopes learned", bias=by_distance(LearnedAlibi)),
-    "dynamic": L.Method("a network of the distance", bias=by_distance(Dynamic)),
+    "t5": L.Method("T5's buckets", bias=T5Bias),
+    "kerple": L.Method("KERPLE, logarithmic", bias=KerpleBias),
+    "fire": L.Method("FIRE", bias=FireBias),
+    "sandwich": L.Method("Sandwich", bias=SandwichBias),
+    "learned-alibi": L.Method("ALiBi, slopes learned", bias=LearnedAlibiBias),
+    "dynamic": L.Method("a network of the distance", bias=DynamicBias),
     "abacus": L.Method("Abacus", Abacus),
     "coupling": L.Method("Position Coupling", Coupling),
     "randomized": L.Method("randomized positions", Randomized),

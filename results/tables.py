@@ -64,7 +64,7 @@ def accuracy(key, runs, columns):
 
 def cost(key, runs):
     """-> cells of what the stages of ABC took."""
-    first = [r["train"]["teacher"] for r in runs]
+    first = [r["train"]["vanilla"] for r in runs]
     again = [r["train"]["model"] for r in runs]
     ratios, steps = [], {}
     for a, b in zip(first, again):
@@ -73,11 +73,11 @@ def cost(key, runs):
             ratios.append(b["seconds"] / a["seconds"])
     devices = dict.fromkeys(r.get("device", "-") for r in runs)
     return {"task": key[0], "changed": key[2], "seeds": len(runs),
-            "teacher, s": span([a["seconds"] for a in first]),
+            "vanilla, s": span([a["seconds"] for a in first]),
             "retraining, s": span([b["seconds"] for b in again]),
             "tests, s": span([r["tests"]["seconds"] for r in runs]),
             "whole, s": span([r["seconds"] for r in runs]), "steps": ", ".join(steps),
-            "retraining / teacher": span(ratios, "{:.2f}".format), "device": "; ".join(devices)}
+            "retraining / vanilla": span(ratios, "{:.2f}".format), "device": "; ".join(devices)}
 
 def failures(key, runs):
     """-> cells of each test of ABC that is not all right."""
@@ -102,8 +102,8 @@ def tables(groups):
         yield task, [accuracy(key, runs, columns) for key, runs in same_task.items()]
     costs, failed = [], []
     for key, runs in groups.items():
-        if L.METHODS[key[1]].calibrated:
-            staged = [r for r in runs if "teacher" in r["train"]]
+        if key[1] == "abc":
+            staged = [r for r in runs if "vanilla" in r["train"]]
             if staged:
                 costs.append(cost(key, staged))
             failed += failures(key, runs)
