@@ -180,7 +180,6 @@ def test_hard_questions_are_short_and_tie_and_carry_far():
 
 @pytest.mark.parametrize("task, operands, width", [
     ("division", ["1"], None),
-    ("successor", ["1", "2"], None),
     ("parity", ["2"], None),
     ("addition", ["123", "7"], 2),
     ("successor", ["999"], 3),
@@ -300,8 +299,6 @@ def test_open_keys_are_the_dense_bias(T, bf16):
 # 4. Transformer: torch's own layers, and a greedy loop
 
 by_every_method = pytest.mark.parametrize("method", L.METHODS)
-assert_close = torch.testing.assert_close
-
 def crossing_lines():
     """In two layers of two heads: an anti-diagonal and a vertical that cross, and a diagonal."""
     lines, kinds = [], [("cross", -1), ("cross", 0), ("self", 1)]
@@ -548,10 +545,11 @@ def deciding(task, apart=0.1):
         lines.append(L.Line(0, 0, 2, 0, -0.3, 3.0))
     return lines
 
-# Lines that no task needs. Two of them cross others.
+# Lines that no task needs; the second two cross in row 1.
 STRAY = [L.Line(0, -1, 0, 1, -0.2, 9.0),
-         L.Line(1, 0, 0, 0, -0.05, 2.0),
          L.Line(0, 1, 0, -1, -0.1, 2.5, attention="self")]
+CROSSING = [L.Line(1, 0, 1, 0, -0.05, 2.0),
+            L.Line(1, -1, 1, -1, -0.1, 2.0)]
 
 @pytest.fixture
 def narrow(more_tasks, monkeypatch):
@@ -632,6 +630,7 @@ def encoded(config, width, questions):
 DECIDED = [(task, "abc", []) for task in ANSWERS if task != "parity-label"]
 DECIDED += [
     ("successor", "abc", STRAY),
+    ("successor", "abc", CROSSING),
     ("successor", "window-cyclic", None),
     ("nx1", "window-cyclic", None),
     ("parity", "window-nope", None),
@@ -724,11 +723,13 @@ def planted(strengths):
     mirrored = torch.full((1, 2, 8, 8), 0.1)
     for offset, strength in strengths.items():
         mirrored[0, 0].diagonal(offset).add_(strength)
-    return torch.full((1, 2, 8, 8), 0.1), F.pad(mirrored.flip(3), (0, 1), value=0.1)
+    cross = F.pad(mirrored.flip(3), (0, 1), value=0.1)
+    own = torch.full((1, 2, 8, 8), 0.1)
+    return own, cross
 
 def test_the_fewest_lines_that_determine_the_answer_are_kept(monkeypatch):
-    """The line that stands out most, at the place above, is not needed, and one that is needed is
-    the weakest. A pool of few questions misleads."""
+    """The line that stands out most, at the place above, is not needed, and the weakest is. A pool
+    of few questions, as here, may mislead at first."""
     drawn = L.draw_questions
     monkeypatch.setattr(L, "draw_questions", lambda *given: drawn(*given[:3], 1))
     maps = planted({1: 0.6, 0: 0.5, -1: 0.3})
@@ -762,7 +763,6 @@ def proof_of(*rows):
 @pytest.mark.parametrize("rows, margin", [
     ([[5.0, 3.0, 4.0], [3.0, 0.0, 0.0]], 1.0),  # the least lead over all others
     ([[0.51, 0.0], [0.49, 0.0], [0.1, 0.0]], 0.49),  # the first in doubt ends it
-    ([[-3.0, -2.0]], -1.0),
     ([[500.0, 499.0]], 1.0),
     ([[900.0, 899.0]], 0.6),  # less what a thousandth of the largest logit has above 0.5
 ])
@@ -840,7 +840,7 @@ def test_training_equals_torchs_own(double, monkeypatch, kind, preset, beta, dec
     """Muon moves the matrices of layers, but no tables of offsets; then Adam moves all other
     weights, at a quarter of the rate."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # torch's Muon is coarse
-    run, model, data = new_run(kind, preset=preset, lr=0.02)
+    run, model, data = new_run(kind, preset=preset, lr=0.002)
     batches = [data.batch(step) for step in range(51)]
     data.batch = batches.__getitem__
     theirs, matrices, others = copy.deepcopy(model), [], []
@@ -848,10 +848,10 @@ def test_training_equals_torchs_own(double, monkeypatch, kind, preset, beta, dec
         matrix = "coder" in name and weight.dim() == 2 and "table" not in name
         (matrices if matrix and preset == "fast" else others).append(weight)
     adam = torch.optim.AdamW(others, betas=(0.9, beta), weight_decay=decay)
-    optimizers = [(0.02, adam)]
+    optimizers = [(0.002, adam)]
     if matrices:
         muon = torch.optim.Muon(matrices, weight_decay=0, adjust_lr_fn="match_rms_adamw")
-        optimizers = [(0.005, adam), (0.02, muon)]
+        optimizers = [(0.0005, adam), (0.002, muon)]
     for step in range(1, 51):
         source, target = batches[step]
         logits = theirs(source, target[:, :-1]).float()
@@ -864,9 +864,9 @@ def test_training_equals_torchs_own(double, monkeypatch, kind, preset, beta, dec
             optimizer.step()
     L.train(run, model, "model", 50, data)
     [curve] = run.parts["model"]["curve"]
-    assert curve[:2] == [50, pytest.approx(loss.item(), rel=1e-5)]
+    assert curve[:2] == [50, pytest.approx(loss.item())]
     for found, expected in zip(model.parameters(), theirs.parameters()):
-        assert_close(found, expected, rtol=1e-5, atol=1e-7)
+        assert_close(found, expected)
 
 def tensors(*values):
     return [x for x in torch.utils._pytree.tree_leaves(values) if torch.is_tensor(x)]
@@ -905,6 +905,23 @@ def test_a_step_can_be_recorded_and_replayed(kind):
         other.share.fill_(1 / step)
         recording.replay()
         assert torch.equal(loss, L.take_step(twin, other, *batch))
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="it needs a GPU")
+def test_graphed_steps_have_the_losses_of_eager_ones():
+    """At nine widths, with dropout."""
+    config, losses = L.Config("parity", method="window-cyclic", dropout=0.1), {}
+    for graphed in False, True:
+        with L.seeded("model"):
+            model = L.Transformer(config).to("cuda")
+        optimizer, data = L.make_optimizer(model, config), L.Numbers(config, 60, first=True)
+        step, losses[graphed] = L.GraphedStep(model, optimizer, graphed), []
+        for n in range(1, 61):
+            optimizer.share.fill_(data.rate(n))
+            with L.seeded("step", n):
+                source, target = data.batch(n)
+                losses[graphed].append(step(source, target).item())
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
+    assert losses[True][-1] < 0.5 * losses[True][0]
 
 @pytest.mark.parametrize("kind, method", [("seq2seq", x) for x in L.METHODS] + [
     ("pairs", None), ("encoder", "rpe-k"), ("universal", "rope")])
@@ -1219,7 +1236,8 @@ def as_jelassi(task, a, b, width, modulus):
 def test_answers_of_encoders_equal_pythons_integers(task, width, second, modulus):
     """The second number has at most so many digits."""
     draw, operands = random.Random(width), []
-    numbers = [(0, 0), (10 ** width - 1, 10 ** second - 1)]
+    a, b = 10 ** width, 10 ** second
+    numbers = [(0, 0), (a - 1, b - 1), (a // 2, b // 2)]
     for _ in range(60):
         most = [10 ** draw.randint(1, n) for n in (width, second)]
         numbers.append([draw.randrange(1, n) for n in most])
@@ -1287,7 +1305,7 @@ def test_training_numbers_have_each_length_as_often_or_are_uniform():
 
 SHORT = ["--d-model=16", "--batch=8", "--steps=4", "--lengths=2,3", "--samples=5", "--quiet",
          "--device=cpu"]
-ENCODER = "--task addition --model encoder"
+ENCODER = "--task addition --model encoder --steps 2"
 
 def assert_refused(result, cause):
     """Exit code 2, no output, and one line that names the cause."""
@@ -1303,7 +1321,7 @@ def assert_refused(result, cause):
     f"--n-layer 2 {ENCODER}", "--method nope --task consecutive",
     "--n-head 3", "--n-head 4 --d-model 36 --method rope",  # what does not go together
     f"--method window {ENCODER}", f"--prime 9 --n-train 5 {ENCODER}",
-    "--second-digits 16 --task multiplication", "--ask 1+1",
+    "--second-digits 16 --task multiplication --steps 2", "--ask 1+1",
     "--seed 1000000000 --seeds 2 --method nope --steps 2"])
 def test_bad_input_is_one_line_and_exit_code_2(command, arguments):
     arguments = arguments.split()

@@ -89,7 +89,7 @@ def row(heads, published, runs, lengths, usual=3):
 
 def proof_table():
     """ABC by the defaults: what it took to prove a run. Attempts: from the vanilla model's weights,
-    by a new model with the same lines, by lines of the next kappa."""
+    by a new model with the same lines."""
     yield from head(["task", "proved", "attempts", "kappa", "windows", "margin", "steps",
                      "of first"])
     for task in "successor", "addition", "nx1", "parity":
@@ -97,7 +97,7 @@ def proof_table():
         runs = [r for r in every if r["proof"]["proved"]]
         proofs = [r["proof"] for r in runs]
         attempts = [proof["attempt"] for proof in proofs]
-        counts = [attempts.count(1), attempts.count(2), sum(n > 2 for n in attempts)]
+        counts = [attempts.count(1), attempts.count(2)]
         windows = sorted({proof["windows"] for proof in proofs})
         trains = [r["train"] for r in every]
         of_first = median(t["model"]["seconds"] / t["vanilla"]["seconds"] for t in trains)
