@@ -1393,8 +1393,8 @@ class Config:
             self.settle_seq2seq()
         elif self.kind == "encoder":
             self.settle_encoder()
-        elif self.d_vocab < 4:
-            raise BadInput(f"--d-vocab: {self.d_vocab} is less than 4")
+        elif not 4 <= self.d_vocab <= 2 ** 16:
+            raise BadInput(f"--d-vocab: {self.d_vocab} is not 4 to 65,536")
         if self.method:
             self.check_heads()
 
@@ -1616,8 +1616,12 @@ class Run:
         self.device, self.report = torch.device(device), report
 
     def keep(self, name, part):
-        """Keep a part; save all as plain values and tensors, which load without running code."""
+        """Keep a part, and save all."""
         self.parts[name] = part
+        self.save()
+
+    def save(self):
+        """Save all as plain values and tensors, which load without running code."""
         if self.folder:
             buffer, config = io.BytesIO(), dataclasses.asdict(self.config)
             torch.save(dict(config=config, vocab=VOCAB, parts=self.parts), buffer)
@@ -2133,6 +2137,7 @@ def execute(config, folder, parts, options):
     report = silent if options.quiet else say
     run = Run(config, folder, parts, pick_device(config, options.device), report)
     report(f"{config.task}, seed {config.seed}, {run.device}, {folder or ''}")
+    run.save()
     if "proof" in run.parts:
         model = build(config, parts).to(run.device)
     else:
@@ -2150,18 +2155,24 @@ def execute(config, folder, parts, options):
 
 def go_on(given, options):
     """--from: finish a run, or test a finished one, whose folder stays as it is."""
+    for name in given:
+        if name not in ("lengths", "samples"):
+            raise BadInput(f"{flag(name)}: not with --from")
     config, parts = read_checkpoint(options.folder)
     if given:
         config = dataclasses.replace(config, **given)
         parts.pop("tests", None)
-        parts.pop("before", None)
+        if parts.pop("before", None):
+            parts.pop("proof")  # so that both models of the run are tested
     folder = options.folder
     if Path(folder, "result.json").exists():
-        folder = None  # it stays as it is
+        folder = None
     execute(config, folder, parts, options)
 
-def ask_all(options):
+def ask_all(given, options):
     """--ask: a line for each question."""
+    for name in given:
+        raise BadInput(f"{flag(name)}: not with --ask")
     folder = options.folder
     if not folder:
         finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
@@ -2223,10 +2234,27 @@ def parse(argv):
     return given, options
 
 def main(argv=None):
-    """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Other errors are bugs."""
+    """-> exit code: 0 done, 1 a run failed, 2 bad input, 130 interrupted. Other errors are bugs.
+    A run that fails does not stop those of other seeds."""
+    code = 0
     try:
         given, options = parse(argv)
-        return run_command(given, options)
+        if options.list:
+            print_lists()
+        elif options.ask:
+            ask_all(given, options)
+        elif options.folder:
+            go_on(given, options)
+        elif not options.help:
+            config = Config(**given)
+            pick_device(config, options.device)  # before a folder is made
+            seeds = range(config.seed, config.seed + options.seeds)
+            for config in [dataclasses.replace(config, seed=seed) for seed in seeds]:  # checks all
+                try:
+                    execute(config, new_folder(config, options.out, len(seeds) > 1), {}, options)
+                except RunFailed as error:
+                    code = fail(error, 1)
+        return code
     except KeyboardInterrupt:
         return fail("interrupted; go on by --from DIR", 130)
     except RunFailed as error:
@@ -2238,33 +2266,6 @@ def main(argv=None):
         if isinstance(error, BrokenPipeError):  # as of `| head`
             return 0
         return fail(f"standard output cannot be written: {error.strerror}", 2)
-
-def run_command(given, options):
-    """-> exit code. Without --help, --list, --ask or --from, train one run per seed; a failed
-    run does not stop the others."""
-    if options.help:
-        return 0
-    if options.list:
-        print_lists()
-    elif options.ask or options.folder:
-        for name in given:
-            if options.ask or name not in ("lengths", "samples"):
-                raise BadInput(f"{flag(name)}: not with --ask or --from")
-        if options.ask:
-            ask_all(options)
-        else:
-            go_on(given, options)
-    else:
-        config, code = Config(**given), 0
-        pick_device(config, options.device)  # before a folder is made
-        seeds = range(config.seed, config.seed + options.seeds)
-        for config in [dataclasses.replace(config, seed=seed) for seed in seeds]:  # checks all
-            try:
-                execute(config, new_folder(config, options.out, options.seeds > 1), {}, options)
-            except RunFailed as error:
-                code = fail(error, 1)
-        return code
-    return 0
 
 if __name__ == "__main__":
     sys.exit(main())
