@@ -51,7 +51,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 SOURCE = ""  # hash of this file as it was imported, for records
-if os.path.exists(__file__):
+if os.path.exists(globals().get("__file__", "")):
     SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 INF = float("inf")
 SECONDS = 3  # between two reports, and two saves, of long work
@@ -1376,9 +1376,9 @@ class Config:
             if value is not None:
                 try:
                     setattr(self, field.name, about["read"](value))
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     raise BadInput(f"{name}: {value!r} is invalid") from None
-                choices = about["choices"]
+                value, choices = getattr(self, field.name), about["choices"]
                 if choices and value not in choices:
                     raise BadInput(f"{name}: {value!r} is none of {', '.join(map(str, choices))}")
         if self.preset == "paper":
@@ -1427,8 +1427,10 @@ class Config:
         self.fill(width=needed + 2 if self.preset == "fast" else needed)
         self.fill(clip=2 * self.width)
         if not needed <= self.width <= 2000:
-            raise BadInput(f"--width: {self.width} is not {needed} to 2,000, as --lengths, "
-                           "--prime-lengths and --train-digits need it")
+            raise BadInput(f"--lengths, --prime-lengths, --train-digits and --second-digits need a "
+                           f"--width of {needed} to 2,000. Got {self.width}.")
+        if not self.n_encoder:
+            raise BadInput("--n-encoder: an encoder needs a layer")
         if self.prime > self.n_train:
             raise BadInput(f"--prime: {self.prime} > --n-train {self.n_train}")
         if "digit" in spec.operands and self.second_digits > 15:  # totals are 64-bit integers
@@ -1469,7 +1471,8 @@ def check_task(task):
     numbers_first = list(spec.operands) == sorted(spec.operands, reverse=True)
     known = {"number"} <= set(spec.operands) <= {"number", "digit"}
     signed = len(spec.operands) == 1 or spec.sign in signs
-    if not (2 <= spec.base <= digits and numbers_first and known and signed):
+    based = isinstance(spec.base, int) and 2 <= spec.base <= digits
+    if not (based and numbers_first and known and signed):
         raise BadInput(f"--task: {task} needs a base of 2 to {digits}, operands that are numbers, "
                        f"then digits, and if there are several a sign of {' '.join(sorted(signs))}")
 
@@ -2158,6 +2161,8 @@ def go_on(given, options):
     for name in given:
         if name not in ("lengths", "samples"):
             raise BadInput(f"{flag(name)}: not with --from")
+    if options.out is not None or options.seeds > 1:
+        raise BadInput("--out and --seeds: not with --from")
     config, parts = read_checkpoint(options.folder)
     if given:
         config = dataclasses.replace(config, **given)
@@ -2174,7 +2179,7 @@ def ask_all(given, options):
     for name in given:
         raise BadInput(f"{flag(name)}: not with --ask")
     folder = options.folder
-    if not folder:
+    if folder is None:
         finished = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
         if not finished:
             raise BadInput("--ask: no finished run under runs/")
@@ -2243,7 +2248,7 @@ def main(argv=None):
             print_lists()
         elif options.ask:
             ask_all(given, options)
-        elif options.folder:
+        elif options.folder is not None:
             go_on(given, options)
         elif not options.help:
             config = Config(**given)

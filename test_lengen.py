@@ -1322,11 +1322,40 @@ def assert_refused(result, cause):
     "--n-head 3", "--n-head 4 --d-model 36 --method rope",  # what does not go together
     f"--method window {ENCODER}", f"--prime 9 --n-train 5 {ENCODER}",
     "--second-digits 16 --task multiplication --steps 2", "--ask 1+1",
-    "--seed 1000000000 --seeds 2 --method nope --steps 2"])
+    "--seed 1000000000 --seeds 2 --method nope --steps 2", "--out x --from y",
+    f"--n-encoder 0 {ENCODER}", f"--lengths 20 --width 12 {ENCODER}"])
 def test_bad_input_is_one_line_and_exit_code_2(command, arguments):
     arguments = arguments.split()
     assert_refused(command(*arguments), arguments[0].partition("=")[0])
     assert not os.listdir()
+
+@pytest.mark.parametrize("options, cause", [
+    (dict(seed="x"), "--seed"), (dict(seed=1.5), "--seed"), (dict(seed=10 ** 400), "--seed"),
+    (dict(lengths=()), "--lengths"), (dict(lengths=6), "--lengths"), (dict(lr="nan"), "--lr"),
+    (dict(method=["abc"]), "--method")])
+def test_values_of_another_type_are_refused_by_name(options, cause):
+    with pytest.raises(L.BadInput, match=cause):
+        L.Config(**options)
+
+def test_values_are_brought_to_their_types():
+    config = L.Config(seed=np.int64(3), lengths=[5, 6], lr="1e-3", dropout=0)
+    assert dataclasses.asdict(config) == dataclasses.asdict(
+        L.Config(seed=3, lengths="5,6", lr=1e-3, dropout=0.0))
+    assert type(config.seed) is int and type(config.lengths) is tuple
+
+@pytest.mark.parametrize("wrong", [
+    dict(sign=""), dict(sign="1"), dict(sign="&"), dict(sign="+*"), dict(base=12), dict(base=10.0),
+    dict(base=1), dict(operands=("digit", "number")), dict(operands=("digit", "digit")),
+    dict(operands=("numbr", "number"))])
+def test_entries_that_cannot_be_learned_are_refused_by_name(monkeypatch, wrong):
+    monkeypatch.setitem(L.TASKS, "odd", L.TASKS["addition"]._replace(**wrong))
+    with pytest.raises(L.BadInput, match="--task: odd"):
+        L.Config("odd")
+
+def test_positions_that_are_not_there_cost_one_line(command):
+    command(*SHORT, "--method=ape", "--out=run")
+    code, out, lines = command("--from=run", f"--ask={'9' * 5000}")
+    assert (code, out) == (2, "") and "4096 learned positions" in lines[-1]
 
 def test_a_run_is_one_process(command, monkeypatch):
     for size, code in ("2", 2), ("auto", 2), ("", 0):
