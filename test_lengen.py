@@ -1352,6 +1352,26 @@ def test_entries_that_cannot_be_learned_are_refused_by_name(monkeypatch, wrong):
     with pytest.raises(L.BadInput, match="--task: odd"):
         L.Config("odd")
 
+def test_help_of_a_task_may_have_percent_signs(command, monkeypatch):
+    monkeypatch.setitem(L.TASKS, "a%b", L.TASKS["successor"]._replace(about="100% n"))
+    assert command("--task=a%b", "--help")[0] == command("--list")[0] == 0
+
+def test_digits_above_nine_count_as_digits(monkeypatch):
+    monkeypatch.setattr(L, "VOCAB", "0123456789ABCDEF+*$&@")
+    monkeypatch.setitem(L.TASKS, "hex", L.TASKS["successor"]._replace(base=16))
+    monkeypatch.setattr(L, "right_tokens", lambda model, source, target: target[:, 1:] >= 0)
+    [row, _] = L.evaluate(None, L.Config("hex", lengths=(7,), samples=50))["rows"]
+    assert row["places"] == [1.0] * 8  # a digit more than the number has
+
+def test_slow_decoding_tells_how_long_it_takes_at_most(monkeypatch):
+    monkeypatch.setattr(L, "SECONDS", -1)
+    told, config = [], small(method="nope")
+    source, _ = L.draw_questions(config, L.draw_exact, 3, 2)
+    model = L.Transformer(config)
+    model.head.bias.data[3] = 99.0  # each token is a 3, whatever was there
+    L.generate(model, source, 9, told.append)
+    assert re.fullmatch(r"1 tokens of 9, \d+ s more at most", told[0])
+
 def test_positions_that_are_not_there_cost_one_line(command):
     command(*SHORT, "--method=ape", "--out=run")
     code, out, lines = command("--from=run", f"--ask={'9' * 5000}")

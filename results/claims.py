@@ -134,8 +134,9 @@ def sentences():
         yield f"width {width} on {proved(runs)} of {len(runs)} seeds"
         if width == 16:
             yield f"[{runs[0]['parameters']:,} parameters]"
-    runs = records("added", method="learned-cyclic")
-    yield f"{proved(runs)} of {len(runs)} seeds are proved exact"
+    for entry in dict(task="subtraction"), dict(method="learned-cyclic"):
+        runs = records("added", **entry)
+        yield f"{proved(runs)} of {len(runs)} seeds are proved exact"
     own = read("own")
     random = [[x for n in (6, 10, 20, 60) for x in percents([r], n)] for r in own]
     short = sum(min(shares) == 100 for shares in random)
