@@ -280,6 +280,7 @@ def collect_questions(config, draw, n, distinct=True):
         if distinct:
             kept = first_of_each(source.unique(dim=0, return_inverse=True)[1])
             source, target = source[kept], target[kept]
+        sources, targets = [source], [target]
         if len(source) >= n:
             break
     if not len(source):
@@ -1134,7 +1135,7 @@ def questions_of_row(spec, width, digits, tokens):
         columns = every_choice(spec.base, n)
         if place >= width - spec.headroom:
             columns = columns[:1]
-        if place not in digits:
+        if place not in digits and n > 1:  # of several numbers there are many columns
             columns = unlike_columns(spec, columns, rest, singles, place in tokens)
         grown = []
         for piece in torch.arange(len(rest)).split(2 ** 14):  # so that memory suffices
