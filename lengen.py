@@ -956,8 +956,8 @@ class CalibratedBias(nn.Module):
 # Let the places that a row sees span `reach` places. The places below them affect the row only
 # through the rest that they hand on: that is what a task is. The places above them matter only in
 # that the last rest must be 0. From some number of places on, `below`, the rests that can come from
-# below no longer change; from some number on, `above`, neither do the rests that can still end in
-# 0. So all rows with at least `below` places under what they see, and at least `above` and the
+# below no longer change; from some number on, `above`, neither do the rests from which the end can
+# be 0. So all rows with at least `below` places under what they see, and at least `above` and the
 # headroom over it, see the same windows, at every width. A number of
 #
 #     below + reach + above + headroom
