@@ -455,6 +455,17 @@ def test_kappa_is_a_share_of_the_largest_z():
         lines = L.find_lines(column, kappa, (0,), of_largest=True)
         assert [line.offset for line in lines] == offsets
 
+@pytest.mark.parametrize("T", [9, 120])
+def test_without_lines_a_row_sees_the_first_key_alone(T):
+    """The proof counts on it: else a row would depend on more than its window."""
+    config = small(task="successor", method="abc", n_encoder=0, n_layer=1)
+    model = L.Transformer(config)
+    source = torch.randint(10, (2, T + 2))
+    source[:, 0] = L.VOCAB.index(L.START)
+    target = source[:, :1].expand(2, T)
+    first, second = model(source, target)
+    torch.testing.assert_close(first, second)
+
 def test_uniform_attention_opens_the_first_key_alone():
     bias = L.abc_bias(torch.full((2, 11, 23), 1 / 23), 20, 30)
     assert bias[:, :, 0].isfinite().all() and bias.isfinite().sum() == 40
