@@ -11,8 +11,10 @@ export records=runs/records
 
 run() {  # run LIST OPTION...
     local part=$records/$BASHPID command="lengen.py ${*:2}"
-    if [ "$1" = changes ]; then
-        command="-m results.changes ${*:2}"
+    if [ "$1" = schemes ] || [ "$1" = changes ]; then
+        command="-m results.schemes ${*:2}"
+    elif [ "$1" = machines ]; then
+        command="-m results.machines ${*:2}"
     fi
     if grep -qxF -- "$1: $command" "$records/done"; then
         return
@@ -44,5 +46,5 @@ mkdir -p "$records"
 touch "$records/done"
 rm -f "$records/failed"
 printf '%s\n' "${lines[@]}" | xargs -P "${JOBS:-1}" -I LINE bash -c 'run LINE'
-python -m results.tables "$records"/*.jsonl
+python -m results.report "$records"/*.jsonl
 test ! -e "$records/failed"

@@ -43,7 +43,11 @@ def train(model, config, numbers, steps):
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     for step in range(steps):
         source, target = L.training_batch(config, numbers, 64, power=6 - 5 * step / steps)
-        L.take_step(model, optimizer, source, target)
+        logits = model(source, target[:, :-1])
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(logits.mT, target[:, 1:]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
         falling.step()
 
 def averaged_attention(model, source, target):
@@ -73,9 +77,8 @@ def main(steps=800, seed=0):
     own, cross = averaged_attention(model, *L.training_batch(plain, numbers, 1000))
 
     def biases(T):
-        mask = L.causal_bias(T)
-        return (L.abc_bias(own, T, T, directions=(1,), mask=mask),
-                L.abc_bias(cross, T, T + 1, directions=(-1,), kappa=0.1))
+        return (L.abc_bias(own, T, T, groups=((1,),)) + L.causal_bias(T),
+                L.abc_bias(cross, T, T + 1, groups=((-1,),), kappa=0.1))
 
     model.biases, model.positions = biases, 0
     train(model, abc, numbers, steps)

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""Other people's position schemes, to stand beside ABC in one architecture (`scheme_runs.py`).
+"""Other people's position schemes and changes of the authors' rules: python -m results.schemes
 
-Each scheme is an entry of METHODS made here, from its formula. Positions of the source are counted
-from its end, so that digit i of a number is as far from row i at every length; a bias has numbers
-of its own for keys on either side of cross-attention. Random draws are shared by source and
-target, and are made in training alone.
+This is the command line of lengen.py with more entries of METHODS, each made from its formula, and
+of RULES. Positions of the source are counted from its end, so that digit i of a number is as far
+from row i at every length; a bias has parameters of its own for keys on either side of
+cross-attention. Source and target share random draws, which are made in training alone.
+
+--rules code+start+vertical+self, or code and some of the three, changes the authors' rules:
+start: a row without a line sees the start token, not everything
+vertical: cross-attention has verticals, too
+self: kappa is 4.5 in self-attention, too
 """
 
 import math
+import sys
+from itertools import combinations
 
 import torch
 import torch.nn as nn
@@ -78,8 +85,8 @@ class Sandwich(nn.Module):
         return (d[..., None] * wave).cos().sum(2) / (8 * head[:, None, None] / self.n_head)
 
 class ByDistance(nn.Module):
-    """A bias: one `part` for keys behind a query, another one for those ahead, and others for each
-    kind of attention; layers share them."""
+    """A bias with a `part` for keys behind a query, another one for those ahead, and others for
+    each kind of attention; layers share them."""
     def __init__(self, config):
         super().__init__()
         sides = ["self", "cross behind", "cross ahead"]
@@ -97,45 +104,32 @@ class ByDistance(nn.Module):
         behind = self.parts[f"{kind} behind"](d.clamp(min=0))
         return torch.where(d < 0, self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
 
-class T5Bias(ByDistance):
-    part = T5
+def by_distance(part):
+    """-> the class of a bias that is made of such parts."""
+    return type(f"{part.__name__}ByDistance", (ByDistance,), dict(part=part))
 
-class KerpleBias(ByDistance):
-    part = KerpleLog
+def cyclic(config, side, T):
+    """Sinusoids of the index of a token modulo 3."""
+    index = torch.arange(T)
+    if side == "source":
+        index = index.flip(0)
+    return L.sinusoidal(index % 3, config.d_model)
 
-class FireBias(ByDistance):
-    part = Fire
-
-class SandwichBias(ByDistance):
-    part = Sandwich
-
-class LearnedAlibiBias(ByDistance):
-    part = LearnedAlibi
-
-class DynamicBias(ByDistance):
-    part = Dynamic
-
-# Positions
-def places(config, side, T):
-    """Index of each token: digits from 1 on, from the last digit of their number on; markers 0."""
+def places(config, side, T, coupled):
+    """Index of each token: digits from 1 on, from the last digit of their number on; markers 0. If
+    coupled, the marker in front of a number is one above its first digit, as END is in the answer;
+    the end marker is 0, as START is."""
     if side == "target":
         return torch.arange(T)  # START, digit 0, digit 1, ...
-    blocks = L.column_blocks(config.task, T)
-    return torch.cat([-torch.arange(width) % width for width in blocks])
-
-def coupled(config, side, T):
-    """The same, but the marker in front of a number is one above its first digit, as END is in the
-    answer; the end marker is 0, as START is."""
-    if side == "target":
-        return torch.arange(T)
-    blocks = L.column_blocks(config.task, T)[:-1]
-    return torch.cat([torch.arange(1, width + 1).flip(0) for width in blocks] + [torch.tensor([0])])
+    blocks = [torch.arange(width, 0, -1) for width in L.column_blocks(config.task, T)]
+    for block in blocks[-1:] if coupled else blocks:
+        block[0] = 0
+    return torch.cat(blocks)
 
 class Abacus(nn.Embedding):
     """A learned vector for the place of a digit, from a random place on in training. Source:
     McLeish et al. 2024 (MIT)."""
-    index = staticmethod(places)
-    shift_markers = False
+    coupled = False
 
     def __init__(self, config):
         super().__init__(MOST, config.d_model)
@@ -145,14 +139,13 @@ class Abacus(nn.Embedding):
     def forward(self, side, T):
         if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
-        index = self.index(self.config, side, T)
-        shift = self.start * (torch.ones_like(index) if self.shift_markers else (index > 0))
-        return super().forward(index + shift)
+        index = places(self.config, side, T, self.coupled)
+        moved = torch.ones_like(index) if self.coupled else (index > 0)
+        return super().forward(index + self.start * moved)
 
 class Coupling(Abacus):
     """Abacus with markers that take part. Source: Cho et al. 2024 (Position Coupling)."""
-    index = staticmethod(coupled)
-    shift_markers = True
+    coupled = True
 
 class Randomized(nn.Module):
     """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in
@@ -171,7 +164,6 @@ class Randomized(nn.Module):
 
 # Scores of q (B, H, T, D) and k (B, H, S, D), one module for each attention. They are divided by
 # sqrt(D) afterwards.
-
 class Cope(nn.Module):
     """Keys gain a learned vector for how many keys there are to the query's, or in cross-attention
     to the end; key l counts by sigmoid(q_i k_l). Source: Golovneva et al. 2024 (CoPE), Sec. 4."""
@@ -217,17 +209,40 @@ class Forgetting(nn.Module):
         return q @ k.transpose(2, 3) + bias * math.sqrt(q.shape[3])
 
 SCHEMES = {
-    "t5": L.Method("T5's buckets", bias=T5Bias),
-    "kerple": L.Method("KERPLE, logarithmic", bias=KerpleBias),
-    "fire": L.Method("FIRE", bias=FireBias),
-    "sandwich": L.Method("Sandwich", bias=SandwichBias),
-    "learned-alibi": L.Method("ALiBi, slopes learned", bias=LearnedAlibiBias),
-    "dynamic": L.Method("a network of the distance", bias=DynamicBias),
+    "t5": L.Method("T5's buckets", bias=by_distance(T5)),
+    "kerple": L.Method("KERPLE, logarithmic", bias=by_distance(KerpleLog)),
+    "fire": L.Method("FIRE", bias=by_distance(Fire)),
+    "sandwich": L.Method("Sandwich", bias=by_distance(Sandwich)),
+    "learned-alibi": L.Method("ALiBi, slopes learned", bias=by_distance(LearnedAlibi)),
+    "dynamic": L.Method("a network of the distance", bias=by_distance(Dynamic)),
     "abacus": L.Method("Abacus", Abacus),
     "coupling": L.Method("Position Coupling", Coupling),
     "randomized": L.Method("randomized positions", Randomized),
-    "cyclic": L.Method("position index modulo 3 alone", L.cyclic_sinusoids),
+    "cyclic": L.Method("position index modulo 3 alone", cyclic),
     "cope": L.Method("CoPE", scores=Cope),
     "forgetting": L.Method("forgetting attention", scores=Forgetting),
 }
+for name in "coupling", "dynamic", "fire", "forgetting":
+    SCHEMES[f"{name}-9"] = SCHEMES[name]._replace(about=f"{name} at nine widths", n_width=9)
 L.METHODS.update(SCHEMES)
+
+# The authors' rules with changes of `find_lines`, and of what a row without a line sees.
+CHANGES = "start", "vertical", "self"
+for n in 1, 2, 3:
+    for names in combinations(CHANGES, n):
+        cross, own = L.RULES["code"], L.SELF_RULES["code"]
+        if "vertical" in names:
+            cross = cross | dict(groups=((-1,), (0,)))
+        if "self" in names:
+            own = own | dict(kappa=cross["kappa"])
+        name = "+".join(["code", *names])
+        L.RULES[name], L.SELF_RULES[name] = cross, own
+
+def fill_empty(bias, rules, usual=L.fill_empty):
+    """As in lengen.py, by changed rules."""
+    return usual(bias, "ours" if "start" in rules.split("+") else rules)
+
+L.fill_empty = fill_empty
+
+if __name__ == "__main__":
+    sys.exit(L.main())

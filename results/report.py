@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: MIT
+"""The tables and measured numbers of both READMEs, made from results/records.
+
+python -m results.report                 # compare; exit code 1, and what differs, if a README does
+python -m results.report --write         # put tables and lists between their marks
+python -m results.report FILE.jsonl...   # print a table of any records, such as those of run_all.sh
+
+What the READMEs say is in numbers.txt, with fields in braces. "Median (least - most)" is over
+seeds, which are never pooled; percentages are rounded down, so that 100 is all.
+"""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from difflib import unified_diff
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+
+import lengen as L
+from results import schemes
+
+ROOT = Path(__file__).parent.parent
+
+def read_lines(path):
+    """A file with a record on each line -> list of dicts."""
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+@cache
+def load(name):
+    """-> the records of one list."""
+    return read_lines(ROOT / "results/records" / f"{name}.jsonl")
+
+def about(name, key, text):
+    """-> those records of a list that have this text under a key."""
+    return [r for r in load(name) if text in r.get(key, "")]
+
+def has(config, word):
+    """Does the config of a record have this value, "addition", or this option, "n_layer=1"?"""
+    name, _, value = word.rpartition("=")
+    if not name:
+        return value in config.values()
+    return str(config.get(name)).replace(" ", "") == value
+
+def runs(words):
+    """"methods addition n_layer=1" -> the records of methods.jsonl whose config has these. Raises:
+    ValueError if there are none."""
+    name, *wanted = words.split()
+    found = load(name)
+    for word in wanted:
+        found = [r for r in found if has(r["config"], word)]
+    if not found:
+        raise ValueError(f"there is no record of {words}")
+    return found
+
+def test_rows(found):
+    """-> the rows of all tests of these records."""
+    return sum([r["tests"]["rows"] for r in found if "tests" in r], [])
+
+def percents(found, digits, name="random"):
+    """Percent exact of each of these records that was tested so."""
+    shares = []
+    for row in test_rows(found):
+        if (row["digits"], row["set"]) == (digits, name):
+            shares.append(Fraction(100 * row["correct"], row["n"]))
+    return shares
+
+def all_right(record):
+    return all(row["correct"] == row["n"] for row in test_rows([record]))
+
+def proved(found):
+    return [r for r in found if r.get("proof", {}).get("proved")]
+
+def parameters(method="nope", **options):
+    """-> how many parameters a model with these options has."""
+    model = L.Transformer(L.Config(method=method, **options))
+    return sum(weight.numel() for weight in model.parameters())
+
+def down(value):
+    """12.39 -> "12.3", 100 -> "100"."""
+    return f"{math.floor(10 * value) / 10:g}"
+
+def span(values, show=down):
+    """-> "median (least - most)", or the one value that all have."""
+    least, most = show(min(values)), show(max(values))
+    ends = f" ({least} - {most})" if min(values) < max(values) else ""
+    return show(median(values)) + ends
+
+def between(values, places=1):
+    """-> "least to most", rounded."""
+    return f"{round(float(min(values)), places):g} to {round(float(max(values)), places):g}"
+
+def listed(values, show="{:.1f}"):
+    return ", ".join(show.format(value) for value in values)
+
+def cells(text):
+    """"100, 2 -> 6, 60 of abc nx1" -> a cell for each length, with the source's percentage, if any,
+    before ours; they are said once if they are the same, and "-" is untested."""
+    published, _, ours = text.rpartition(" -> ")
+    lengths, words = ours.split(" of ")
+    lengths, found, row = lengths.split(", "), runs(words), []
+    published = published.split(", ") if published else [""] * len(lengths)
+    for length, number in zip(lengths, published, strict=True):
+        cell = number
+        if number != "-":
+            cell = span(percents(found, int(length)))
+        row.append(cell if number in ("", cell) else f"{number} -> {cell}")
+    return " | ".join(row)
+
+def count_proved(words):
+    found = runs(words)
+    return f"{len(proved(found))} of {len(found)}"
+
+def count_right(words):
+    found = runs(words)
+    return f"{sum(map(all_right, found))} of {len(found)}"
+
+def windows(words):
+    """The usual number of windows of proved models."""
+    counts = [r["proof"]["windows"] for r in proved(runs(words))]
+    return f"{max(counts, key=counts.count):,}"
+
+def proofs(task):
+    """A row of the table of proofs. Attempts: by the vanilla model's weights, by new ones."""
+    found = runs(f"abc {task}")
+    known = [r["proof"] for r in proved(found)]
+    attempts = [proof["attempt"] for proof in known]
+    trains = [r["train"] for r in proved(found)]
+    of_first = [x["model"]["seconds"] / x["vanilla"]["seconds"] for x in trains]
+    return " | ".join([f"{len(known)} of {len(found)}",
+                       f"{attempts.count(1)}, {attempts.count(2)}",
+                       span([proof["kappa"] for proof in known]),
+                       listed(sorted({proof["windows"] for proof in known}), "{:,}"),
+                       span([proof["margin"] for proof in known]),
+                       span([x["model"]["steps"] for x in trains]),
+                       f"{median(of_first):.1f}"])
+
+def seconds(task, file):
+    """-> {seed: seconds} of a file's runs of a task in beside.jsonl."""
+    found = [r for r in about("beside", "file", file) if r["task"] == task]
+    return {r["seed"]: r["seconds"] for r in found}
+
+def ratios(task):
+    """Seconds of one file, as shares of those of another, seed by seed."""
+    ours, theirs = seconds(task, "this"), seconds(task, "2f9cb5a")
+    return listed([ours[seed] / theirs[seed] for seed in theirs], "{:.2f}")
+
+def gpu(words, unit=1):
+    """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
+    name, text = words.split(" ", 1)
+    return [unit * r[name] for r in about("gpu", "what", text)]
+
+def gpu_tests(text):
+    """Percent exact of a run on a GPU."""
+    [rows] = gpu(f"tests {text}")
+    return ", ".join(down(Fraction(100 * correct, n)) for _, _, correct, n in rows)
+
+FIELDS = {  # by the first word
+    "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
+    "ratios": ratios, "tests": gpu_tests,
+    "seeds": lambda words: str(len(runs(words))),
+    "learned": lambda name: f"{parameters(method=name) - parameters():,}",
+    "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
+    "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
+    "gpu": lambda words: listed(gpu(words), "{:.3g}"),
+    "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}"),
+    "steps": lambda text: between(gpu(f"seconds {text}", 1e3)),
+    "beside": lambda task: between(seconds(task, "this").values())}
+
+def on_schemes():
+    """-> fields without an argument about position schemes, by the median seed."""
+    far, failed = [], []
+    methods = ["vanilla", "nope", "alibi", "rope", "rpe-k"]
+    methods += [name for name in schemes.SCHEMES if not name.endswith("-9")]
+    for method in sorted(methods):
+        plain, sums = (runs(f"schemes {task} {method} n_layer=1")
+                       for task in ("successor", "addition"))
+        if median(percents(plain, 60)) >= 99:
+            far.append(method)
+        if max(median(percents(plain, 6)), median(percents(sums, 6))) < 99:
+            failed.append(method)
+    return {"schemes": str(len(methods)), "far schemes": str(len(far)),
+            "far names": ", ".join(far), "failed schemes": ", ".join(failed)}
+
+def on_runs():
+    """-> fields without an argument about other records."""
+    own, cyclic = load("own"), runs("methods window-cyclic n_layer=1 n_encoder=0")
+    cyclic = [r for r in cyclic if r["config"]["task"] != "addition"]
+    random = [min(sum([percents([r], n) for n in (6, 10, 20, 60)], [])) for r in own]
+    most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
+    first = [r for r in load("fresh") if r["proof"]["attempt"] == 1]
+    without, machines = runs("pairs dummy=False"), load("machines")
+    finite = [r for r in machines if r["finite"]]
+    refused = [r for r in machines if not r["finite"] and "failed" in r]
+    [at_size] = [r["right_at_6"] for r in about("leads", "what", "v2's rules at v2's size")]
+    sequences = percents(without, 5)
+    labels = [100 * mean(row["places"]) for row in test_rows(without)]
+    moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
+    two = [r["right_at_6"] for r in about("trials", "trial", "two layers")]
+    [places] = [r["places"] for r in about("leads", "what", "share right")]
+    whole = [r["seconds"] for r in about("beside", "file", "this")]
+    trained = [x["vanilla"][1] + x["model"][1] for [x] in gpu("seconds 60,1000")]
+    return {
+        "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
+        "own random": str(random.count(100)), "own hard": str(sum(map(all_right, own))),
+        "cyclic proved": f"{len(proved(cyclic))} of {len(cyclic)}",
+        "whole processes": between(whole, 0), "first attempts": f"{len(first)} of these 132",
+        "torch 2.11": str(sum(r["torch"].startswith("2.11") for r in load("abc"))),
+        "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
+        "labels worst": down(min(labels)), "labels best": down(max(labels)),
+        "other moduli": down(max(percents(moduli, 5))), "window trials": listed(two),
+        "vanilla places": between([100 * share for share in places[7:20]]),
+        "default trainings": listed(trained),
+        "finite machines": str(len(finite)),
+        "finite proved": str(len(proved(finite))), "infinite refused": str(len(refused)),
+        "v2's rules at v2's size": str(at_size)}
+
+def fill(text):
+    """-> text with the values of its fields."""
+    known = on_schemes() | on_runs()
+
+    def value(match):
+        name, _, words = match[1].partition(" ")
+        if name in FIELDS:
+            return FIELDS[name](words)
+        return cells(match[1]) if " of " in match[1] else known[match[1]]
+
+    return re.sub(r"\{(.+?)\}", value, text)
+
+def compare(name, said, write):
+    """Compare a README with what numbers.txt says, or write its tables -> lines that differ."""
+    path, differ = ROOT / name, []
+    text = old = path.read_text(encoding="utf-8")
+    for block in re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL):
+        said = said.replace(block, "")
+        lines = block.splitlines()
+        was = re.search(f"{lines[0]}.*?{lines[-1]}\n", text, re.DOTALL)[0]
+        differ += unified_diff(was.splitlines(), lines, name, "numbers.txt", n=0, lineterm="")
+        text = text.replace(was, block)
+    if write and text != old:
+        path.write_text(text, encoding="utf-8")
+        differ = []
+    return differ + [f"{name} lacks: {x}" for x in said.splitlines() if x not in text]
+
+def changed(config):
+    """Options of a record that are not the defaults, as flags."""
+    names, usual = ("task", "model", "method", "preset", "lengths"), {}
+    try:
+        like = L.Config(**{name: config[name] for name in names if config.get(name)})
+        usual = json.loads(json.dumps(dataclasses.asdict(like)))  # tuples are lists, as in a record
+        usual |= dict(preset="fast", model=L.Config(like.task).model)
+    except L.BadInput:
+        pass  # a task or method of somebody's own
+    flags = []
+    for name, value in config.items():
+        known = name in ("task", "method", "seed", "lengths", "samples") or value is None
+        if not known and value != usual.get(name):
+            text = str(value).strip("[]").replace(" ", "")
+            flags.append(f"{L.flag(name)} {text}".removesuffix(" True"))
+    return " ".join(flags) or "-"
+
+def print_records(paths):
+    """A table for each task: a row for each method and other options."""
+    groups = {}
+    for path in paths:
+        for r in read_lines(path):
+            config = r["config"]
+            kind = config.get("method") or config.get("model") or "-", changed(config)
+            groups.setdefault(config["task"], {}).setdefault(kind, {})[config["seed"]] = r
+    for task, rows in groups.items():
+        every = sum([test_rows(found.values()) for found in rows.values()], [])
+        columns = sorted({(row["set"] != "random", row["digits"], row["set"]) for row in every})
+        heads = [f"{digits} {name}".removesuffix(" random") for _, digits, name in columns]
+        heads = ["method", "options", *heads, "proved", "seeds", "n"]
+        print(f"\n{task}, percent exact\n\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
+        for kind, by_seed in rows.items():
+            found, line = [by_seed[seed] for seed in sorted(by_seed)], list(kind)
+            for _, digits, name in columns:
+                shares = percents(found, digits, name)
+                line.append(span(shares) if shares else "-")
+            n = {row["n"] for row in test_rows(found)}
+            line += [len(proved(found)), len(found), listed(sorted(n), "{:,}")]
+            print(f"| {' | '.join(map(str, line))} |")
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv not in ([], ["--write"]):
+        try:
+            print_records(argv)
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"report: no file of records: {error!r}", file=sys.stderr)
+            return 2
+    differ, pages = [], (ROOT / "results/numbers.txt").read_text(encoding="utf-8").split("\n# ")
+    for page in pages[1:]:
+        name, said = fill(page).split("\n", 1)
+        differ += compare(name, said, argv == ["--write"])
+    print("".join(f"{line}\n" for line in differ), end="")
+    return bool(differ)
+
+if __name__ == "__main__":
+    sys.exit(main())
