@@ -17,8 +17,8 @@ systems of their own; section 10 is the command line.
 Letters: B batch, T queries, S keys, K open keys of a row, H heads, D head width, C = H * D model
 width, V vocabulary, W digits of a number. Attention is m x n at the training length, M x N at
 another. Lengths count digits; place 0 is the last digit. `Source:` names an origin, `Differs:` a
-departure from it. Random draws are made inside `seeded` blocks. They share global generators, so
-concurrent runs need separate processes, not threads.
+departure from it. Random draws share global generators, which `seeded` blocks seed, so concurrent
+runs need separate processes, not threads.
 
 v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
 Transformers, 2023. v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach
@@ -135,7 +135,6 @@ TASKS = {
     "parity-label": Task("parity in one digit, without the scratchpad", xor, base=2, headroom=0,
                          label=True),
 }
-
 
 def add_digits(a, b):
     """15, 27 -> "32", the sum without carries."""
@@ -695,7 +694,7 @@ def lay_out(lines, H, M, blocks):
     line; along (1, 1), a relative table of scalars, closed beyond the offsets seen. Source: v2, Eq.
     1 (case distinction), App. E.1. Key 0 is column 0, left closed for `fill_empty` to open."""
     rows, closed = torch.arange(M), torch.full((H, M), -INF)
-    keys = {None: (0 * rows, rows < 0, closed)}  # place: columns (M,), inside (M,), values (H, M)
+    keys = {None: (0 * rows, rows < 0, closed)}  # path: columns (M,), inside (M,), values (H, M)
     for line in lines:
         if line.path not in keys:
             column, inside = line_columns(line.direction, line.offset, rows, blocks[line.block])
@@ -772,8 +771,8 @@ def column_blocks(task, S):
     """Sizes of the blocks of S source columns. In `$0123|+0748|&` and `$0123|*|7|&`, a number
     includes the marker on its left, and every other column is a block."""
     kinds = TASKS[task].operands
-    numbers, rest = kinds.count("number"), 1 + 2 * kinds.count("digit")
-    return [(S - rest) // numbers] * numbers + [1] * rest
+    numbers, others = kinds.count("number"), 1 + 2 * kinds.count("digit")
+    return [(S - others) // numbers] * numbers + [1] * others
 
 def calibrate(config, attention, kappa):
     """Averaged attention (self (n_layer, H, T, T), cross (n_layer, H, T, S)) -> list of Line. By
@@ -1137,7 +1136,6 @@ PAPERS = {
     "seq2seq": dict(rules="v2", n_encoder=1, n_layer=6, n_head=8, d_model=128, dropout=0.3,
                     lr=1e-5, batch=512, steps=460_000, retrain_steps=46_000, width=61,
                     samples=10_000),
-
     "encoder": dict(size="standard", dropout=0.1, lr=1e-4, steps=2_343_750, samples=10_000,
                     lengths=(5, 6, 10, 15, 20))}
 
@@ -1162,7 +1160,7 @@ class Config:
     n_head: int = option("attention heads", seq2seq=4, encoder=None)
     d_model: int = option("width of the model", seq2seq=64, pairs=128, encoder=None)
     d_head: int = option("width of queries and keys", pairs=32)
-    d_vocab: int = option("how many integers, from 4 on", pairs=16)
+    d_vocab: int = option("how many integers, from 4 on", least=4, pairs=16)
     dropout: float = option("probability", least=0, seq2seq=0.0, encoder=0.0)
     clip: int = option("relative tables have offsets from -clip to clip", seq2seq=16, encoder=None)
     lr: float = option("peak learning rate", least=0, seq2seq=None, pairs=1e-3, encoder=3e-3)
@@ -1174,14 +1172,13 @@ class Config:
                         encoder=None)
     lengths: tuple = option("digits, or integers of a sequence, that are tested",
                             seq2seq=(6, 10, 20, 60), pairs=(5,), encoder=(5, 6, 10))
-    samples: int = option("questions per length; at most 200 above 100 digits",
+    samples: int = option("questions per length; with a decoder, 200 at most above 100 digits",
                           seq2seq=1000, pairs=10_000, encoder=1000)
     train_digits: int = option("digits of training numbers, at most", encoder=5)
     second_digits: int = option("digits of the second operand, at most", encoder=None)
     modulus: int = option("answers are modulo this", encoder=None)
     prime: int = option("how many of the 5,000 first operands are long", least=0, encoder=0)
-    prime_lengths: tuple = option("their digits; by default the longest tested",
-                                  encoder=None)
+    prime_lengths: tuple = option("their digits; by default the longest tested", encoder=None)
     finetune: int = option("long ones to train on afterwards", encoder=None)
     dummy: bool = option("a dummy token before each sequence", (False, True), pairs=False)
 
@@ -1208,8 +1205,6 @@ class Config:
             self.settle_seq2seq()
         elif self.kind == "encoder":
             self.settle_encoder()
-        elif not 4 <= self.d_vocab <= 2 ** 16:
-            raise BadInput(f"--d-vocab: {self.d_vocab} is not 4 to 65,536")
         if self.method:
             parts = self.n_head
             if METHODS[self.method].scores is rotary:
@@ -1253,7 +1248,7 @@ class Config:
                            f"--width of {needed} to 2,000. Got {self.width}.")
         if not self.n_encoder:
             raise BadInput("--n-encoder: an encoder needs a layer")
-        if METHODS[self.method].n_width > 1 or METHODS[self.method].align:
+        if self.method in ("abc", "alibi-decoder") or METHODS[self.method].align:
             raise BadInput(f"--method: {self.method} needs a decoder")
 
     @property
