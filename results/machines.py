@@ -42,7 +42,7 @@ def has_finite_window(task):
     """Do the digits and tokens of finitely many places determine each token? Not if two rests can
     stay different for ever, by columns that write the same tokens, before they make a difference."""
     machine = L.Machine(task)
-    token, after = machine.token[:, 0], machine.after[:, 0]  # (R, C)
+    token, after = machine.token, machine.after  # (R, C)
     R, C = token.shape
     follows = torch.zeros(R * R, R * R)  # pairs of different rests
     for a, b, c in product(range(R), range(R), range(C)):
@@ -60,7 +60,7 @@ def main(argv):
     name, make_record, fail = f"machine-{seed}", L.make_record, L.fail
     L.TASKS[name] = task = draw(seed)
     more = dict(about=task.about, finite=has_finite_window(task))
-    L.make_record = lambda run: make_record(run) | more
+    L.make_record = lambda run, tests: make_record(run, tests) | more
 
     def record_failure(error, code):
         if code != 1:

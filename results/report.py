@@ -209,7 +209,6 @@ def on_runs():
         "own random": str(random.count(100)), "own hard": str(sum(map(all_right, own))),
         "cyclic proved": f"{len(proved(cyclic))} of {len(cyclic)}",
         "whole processes": between(whole, 0), "first attempts": f"{len(first)} of these 132",
-        "torch 2.11": str(sum(r["torch"].startswith("2.11") for r in load("abc"))),
         "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
         "other moduli": down(max(percents(moduli, 5))), "window trials": listed(two),

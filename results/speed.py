@@ -77,16 +77,16 @@ def calibration(shape, rounds):
     torch.testing.assert_close(ours(), expected, atol=1e-5, rtol=0)
     return loop, *interleaved(rounds, ours)
 
-def steps_on_cuda(task, graphed, n):
+def steps_on_cuda(task, take, n):
     """-> losses of 50 steps, seconds of each of n more, drawing the batches included."""
     config = L.Config(task=task, method="vanilla")
     with L.seeded("speed", task):
         model = L.Transformer(config).to("cuda")
     data, losses = L.Numbers(config, 50 + n, first=True), []
-    step = L.GraphedStep(model, L.Optimizer(model, config), graphed)
+    optimizer = L.Optimizer(model, config)
     for number in range(1, 51 + n):
         with L.seeded("speed", number):
-            losses.append(step(*data.batch(number)).clone())
+            losses.append(take(model, optimizer, *data.batch(number)).clone())
         if number == 50:
             torch.cuda.synchronize()
             start = time.perf_counter()
@@ -96,8 +96,8 @@ def steps_on_cuda(task, graphed, n):
 def measure_cuda(n, model, questions):
     """-> rows on a GPU. Graphed and eager steps must have the same losses."""
     for task in "successor", "addition", "nx1", "parity":
-        losses, eager = steps_on_cuda(task, False, n)
-        replayed, graph = steps_on_cuda(task, True, n)
+        losses, eager = steps_on_cuda(task, L.take_step, n)
+        replayed, graph = steps_on_cuda(task, L.graphed_step, n)
         torch.testing.assert_close(replayed, losses)
         yield f"a step of {task} on the GPU, as a graph", graph, None
         yield "- launched kernel by kernel", eager, eager / graph
@@ -135,7 +135,7 @@ def main(argv=None):
     parser.add_argument("--from", dest="folder", help="a finished run; by default random weights")
     try:
         options = parser.parse_args(argv)
-        L.pick_device(L.Config(), "cpu")  # sets the threads
+        L.prepare_process(L.Config())
         with L.seeded("speed"):
             for what, seconds, ratio in measure(options.quick, options.folder):
                 print(json.dumps(dict(what=what, seconds=seconds, ratio=ratio)), flush=True)
