@@ -1392,7 +1392,7 @@ def test_the_newest_run_answers_as_pythons_integers_do(trained, command, task, a
 
 @pytest.mark.parametrize("arguments, value", [
     ("--from=x --ask=1", "steps=350"),
-    ("--task=addition --model=universal --preset=paper", "steps=2343750")])
+    ("--task=addition --model=universal --preset=paper", "=2343750, retrain_steps=1000, width=20")])
 def test_help_names_all_options_and_their_values(command, arguments, value):
     """Jelassi, Sec. 2.2, has 15,000 epochs of 5,000 examples, 32 a step."""
     out = " ".join(command(f"{arguments} --help")[1].split())
