@@ -97,7 +97,7 @@ class Task(NamedTuple):
     sign: str = ""  # the symbol of VOCAB that separates operands
     base: int = 10
     first: int = 0  # the initial rest, which the last place receives
-    headroom: int = 1  # leading zeros, room for the answer; training numbers may have fewer
+    headroom: int = 1  # leading zeros, to make room for the answer; training numbers may have fewer
     label: bool = False  # whether the answer is only the digit of the first place
     steps: int = 600  # number of steps of the initial training
     retrain_steps: int = 300  # maximum number of steps of the first attempt at retraining
@@ -438,7 +438,7 @@ class Method(NamedTuple):
     position: Callable = None
     bias: Callable = None
     scores: Callable = None
-    n_width: int = 1  # training widths; with one, END's row is memorized. Differs: papers use one
+    n_width: int = 1  # training widths; a single one, as in the papers, lets END's row be memorized
     align: bool = False  # the source interleaves its two operands
     steps: int = 1  # factor by which the task's default number of steps is multiplied
     defaults: dict = {}  # default values of other options of a run
@@ -609,7 +609,8 @@ class Line(NamedTuple):
         """The kind of attention and the line's position in it, regardless of head and layer."""
         return self.attention, self.direction, self.block, self.offset
 
-# Arguments of `find_lines`. Our 0.5 is used only where no proof is possible, else KAPPAS.
+# Arguments of `find_lines` for each rule set. Our kappa of 0.5 is used only where no proof is
+# possible; elsewhere `choose_lines` tries KAPPAS.
 RULES = {"ours": dict(kappa=0.5, of_largest=True, support=0.5),
          "v1": dict(kappa=4.0),  # Secs. 5 and 6
          "v2": dict(kappa=4.5, groups=((1, 0, -1),)),  # App. D
@@ -641,10 +642,11 @@ def find_lines(attention, kappa, groups=((1,), (0,), (-1,)), total=False, of_lar
             for block, part in enumerate(parts):
                 if direction < 0:
                     part = part.flip(2)
-                lines = {k: part.diagonal(k, 1, 2) for k in range(1 - m, part.shape[2])}
+                lines = {offset: part.diagonal(offset, 1, 2)
+                         for offset in range(1 - m, part.shape[2])}
                 if direction == 0:
                     lines = dict(enumerate(part.unbind(2)))
-                for offset, line in lines.items():  # elements (H, K)
+                for offset, line in lines.items():  # (H, elements)
                     if line.shape[1] > support * m:
                         places.append((direction, block, offset))
                         values.append(line.sum(1) if total else line.mean(1))
@@ -1052,8 +1054,8 @@ def flag(name):
     return "--" + name.replace("_", "-")
 
 def option(help, choices=None, least=1, default=None, **kinds):
-    """A field of Config. choices or least: its valid values, or the smallest. kinds: its default
-    for each kind of model that has it (if none is given, all have it); None if derived later."""
+    """A field of Config. choices: valid values. least: the smallest. kinds: the default for each
+    kind of model that has the option, None if derived later. Without kinds, all models have it."""
     metadata = dict(help=help, choices=choices, least=least, kinds=kinds)
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -1359,8 +1361,9 @@ def new_model(run, model_class, config, name):
         return model_class(config).to(run.device)
 
 def evaluate(model, config):
-    """Test at config.lengths -> {"rows", "seconds"}. Rows have exact answers, "correct" of "n", and
-    each digit's accuracy, "places". With a decoder, the longest up to 60 also has a "hard" set."""
+    """Test at config.lengths -> {"rows", "seconds"}. A row counts exact answers, "correct" of "n",
+    and has the accuracy of each digit, "places". With a decoder, the longest length up to 60 also
+    has a "hard" set."""
     rows, start = [], time.perf_counter()
     for length in config.lengths:
         sets, n = {}, config.samples
@@ -1516,7 +1519,7 @@ def pairs_data(config):
                            steps=config.steps, rate=lambda step: 1.0, check=lambda model: [])
 
 def learn_pairs(run):
-    """There is no proof."""
+    """Train on sequences of five integers. There is no proof."""
     model = new_model(run, PairsHead, run.config, "model")
     train(run, model, "model", pairs_data(run.config))
 
