@@ -765,10 +765,10 @@ def calibrate(config, attention, kappa):
 
 class CalibratedBias(nn.Module):
     """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2. By our
-    rules it is sparse in evaluation above n_dense rows."""
-    def __init__(self, config, lines=(), n_dense=100):
+    rules it is sparse in evaluation above 100 rows."""
+    def __init__(self, config, lines=()):
         super().__init__()
-        self.config, self.lines, self.n_dense = config, list(lines), n_dense
+        self.config, self.lines = config, list(lines)
 
     def get_extra_state(self):
         return [tuple(line) for line in self.lines]
@@ -785,7 +785,7 @@ class CalibratedBias(nn.Module):
             blocks = column_blocks(self.config.task, S)
         lines = [line for line in self.lines if (line.attention, line.layer) == (kind, layer)]
         keys = lay_out(lines, self.config.n_head, T, blocks, causal=kind == "self")
-        if ours and T > self.n_dense and not self.training:
+        if ours and T > 100 and not self.training:
             return OpenKeys(keys.columns, fill_empty(keys.values, "ours"))
         return fill_empty(dense_bias(keys, S), self.config.rules)
 
@@ -795,9 +795,10 @@ class CalibratedBias(nn.Module):
 # model with a fixed window if it has no positions, or positions that repeat.
 #
 # Row t writes digit t of the answer; the last row writes END. What it writes depends only on its
-# *window*: the token before it and, for each head, the tokens at its open keys with their biases,
-# in any order. An anti-diagonal shows row t the digit at place t + a constant, or the symbol before
-# it; a vertical, a marker or single digit; a diagonal of self-attention, an earlier token.
+# *window*: the token before it and, for each head, the share of the weights that the bias gives to
+# each token, wherever it stands. An anti-diagonal shows row t the digit at place t + a constant, or
+# the symbol before it; a vertical, a marker or single digit; a diagonal of self-attention, an
+# earlier token.
 #
 # Let the places that a row sees span `reach` places. By the definition of a task, the places below
 # this span matter only through the rest that they hand on, and those above it only because the
@@ -824,20 +825,19 @@ KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)  # tried in this o
 
 def views_of_rows(bias, period, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, L), equal
-    where a model with this bias sees the same: the token before the row, then the open keys of each
-    head, sorted, each as 2 * token + bias (biases are between -1 and 0, so the sums differ). Tokens
+    where a model with this bias sees the same: the token before the row, then, for each head and
+    token, the share of the weights, by the bias alone, of all keys that hold this token. Tokens
     include their position modulo `period`, counted from the end in a source."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
     parts = [before[:, rows, None].double()]
     for kind, tokens, N in ("self", before, T), ("cross", source, S):
-        keys = bias(0, kind, T, N)
-        if not isinstance(keys, OpenKeys):
-            values, columns = keys.topk(int((keys > -INF).sum(2).max()))
-            keys = OpenKeys(columns, values)
-        view = 2.0 * tokens[:, keys.columns[:, rows]] + keys.values[:, rows].double()
-        parts.append(view.sort(3).values.transpose(1, 2).flatten(2))
+        shares = bias(0, kind, T, N)[:, rows].double().softmax(2)  # (H, R, N)
+        shares = shares.expand(len(source), -1, -1, -1)
+        seen = shares.new_zeros(*shares.shape[:3], len(VOCAB) * period)
+        seen = seen.scatter_add(3, tokens[:, None, None].expand(shares.shape), shares)
+        parts.append(seen.round(decimals=9).transpose(1, 2).flatten(2))
     return torch.cat(parts, 2)
 
 class Windows:
@@ -850,7 +850,7 @@ class Windows:
         self.period = METHODS[config.method].period
         self.bias = bind(METHODS[config.method].bias, config)
         if lines is not None:
-            self.bias = CalibratedBias(config, lines, n_dense=0).eval()
+            self.bias = CalibratedBias(config, lines)  # dense, as in training
         self.seen, self.questions, self.clash, self.why = {}, [], [], ""
         for source, target in pool:
             self.add(source, target, list(range(target.shape[1] - 1)))

@@ -493,7 +493,7 @@ def test_attention_is_averaged_over_right_examples_alone(double):
     with pytest.raises(L.RunFailed, match="no example"):
         L.collect_attention(model, source, target[:, [0] * 10])
 
-# 6. Proof: what a row sees, written out in Python; every short question, one by one ---------------
+# 6. Proof: what a row sees, told by random weights; every short question, one by one --------------
 
 def one_layer(task, method="abc", **options):
     """Options of a small model that has one decoder layer and no encoder."""
@@ -503,7 +503,8 @@ def deciding(task):
     """Lines of two heads, which look at a place and at the one below it, of every number."""
     lines, operands = [], L.TASKS[task].operands
     for head in 0, 1:
-        lines.append(L.Line(head, 1, 0, 0, 0.0, 3.0, attention="self"))
+        if task != "addition":  # the token before a row is in its window anyway
+            lines.append(L.Line(head, 1, 0, 0, 0.0, 3.0, attention="self"))
         for block in range(operands.count("number")):
             bias = -0.2 if block and task == "subtraction" else -0.1  # tells the second apart
             lines.append(L.Line(head, -1, block, -head, bias, 3.0))
@@ -516,6 +517,8 @@ STRAY = [L.Line(0, -1, 0, 1, -0.2, 9.0),
          L.Line(0, 1, 0, -1, -0.1, 2.5, attention="self")]
 CROSSING = [L.Line(1, 0, 1, 0, -0.05, 2.0),
             L.Line(1, -1, 1, -1, -0.1, 2.0)]
+# With it head 1 averages two digits; equal ones look like one alone.
+AVERAGING = [L.Line(1, -1, 0, -2, -0.1, 2.0)]
 
 @pytest.fixture
 def narrow(more_tasks, monkeypatch):
@@ -525,56 +528,24 @@ def narrow(more_tasks, monkeypatch):
         base = min(spec.base, 5 - len(spec.operands))
         monkeypatch.setitem(L.TASKS, task, spec._replace(base=base))
 
-def keys_of_lines(config, lines, kind, T, S):
-    """-> for each row and head its open keys, as (column, bias)."""
-    blocks = [S] if kind == "self" else L.column_blocks(config.task, S)
-    bias = drawn_bias([line for line in lines if line.attention == kind], T, blocks)
-    if kind == "self":
-        bias += L.causal_bias(T)
-    found = []
-    for heads in bias.transpose(0, 1).tolist():
-        keys = [[(j, x) for j, x in enumerate(row) if x > -INF] for row in heads]
-        found.append([opened or [(0, 0.0)] for opened in keys])
-    return found
+def reader(config, lines):
+    """A model with random weights, whose logits tell what a row sees: they are float64, and queries
+    and keys are small, so that no open key goes unnoticed."""
+    model = drawn_model(**dataclasses.asdict(config)).double()
+    for name, weight in model.named_parameters():
+        if ".q." in name or ".k." in name:
+            weight.data *= 0.1
+    if lines is not None:
+        model.bias.lines = lines
+    return model
 
-def keys_of_window(config, lines, kind, T, S):
-    """-> for each row, as if of one head, the last two tokens, or the digits at its place and the
-    one before, or pairs of these; as (column, index), as far as positions tell the index."""
-    step, found = len(L.TASKS[config.task].operands), []
-    period = {"window-cyclic": 3, "window-nope": 1}[config.method]
-    for row in range(T):
-        if kind == "self":
-            keys = [(j, j % period) for j in range(max(0, row - 1), row + 1)]
-        else:  # counted from the end: `&` is 0, the last digit 1
-            first = 1 + step * (row - 1)
-            inside = range(max(0, first), min(first + 2 * step, S))
-            keys = [(S - 1 - j, j % period) for j in inside]
-        found.append([keys])
-    return found
-
-def views(config, lines, source, target):
-    """-> what each row of each question sees: the token before it and, for each head, the tokens at
-    its open keys, with what goes with these, sorted; and what it must write. Without lines, the
-    method opens a window."""
-    keys = keys_of_lines if lines else keys_of_window
-    T, S = target.shape[1] - 1, source.shape[1]
-    own = keys(config, lines, "self", T, T)
-    cross = keys(config, lines, "cross", T, S)
-    for question, answer in zip(source.tolist(), target.tolist()):
-        for row in range(T):
-            view = [answer[row]]
-            for tokens, heads in (answer, own[row]), (question, cross[row]):
-                for visible in heads:
-                    seen = sorted((tokens[j], mark) for j, mark in visible)
-                    view.append(tuple(seen))
-            yield tuple(view), answer[row + 1]
-
-def tokens_to_write(config, lines, questions):
-    """-> of each view the tokens that rows which have it must write."""
+def tokens_to_write(model, questions):
+    """-> of each view, told by its logits, the tokens that rows which have it must write."""
     found = defaultdict(set)
     for source, target in questions:
-        for view, token in views(config, lines, source, target):
-            found[view].add(token)
+        views = model(source, target[:, :-1]).detach().round(decimals=6).flatten(0, 1)
+        for view, token in zip(views.tolist(), target[:, 1:].flatten().tolist()):
+            found[tuple(view)].add(token)
     return found
 
 def encoded(config, width, questions):
@@ -583,37 +554,30 @@ def encoded(config, width, questions):
     return [torch.stack(list(map(L.encode, side))) for side in zip(*texts)]
 
 DECIDED = [(task, "abc", []) for task in ANSWERS if task != "parity-label"] + [
-    ("successor", "abc", STRAY), ("successor", "abc", CROSSING),
+    ("successor", "abc", STRAY), ("successor", "abc", CROSSING), ("successor", "abc", AVERAGING),
     ("successor", "window-cyclic", None), ("nx1", "window-cyclic", None),
     ("parity", "window-nope", None)]
 
 @pytest.mark.parametrize("task, method, stray", DECIDED)
 def test_windows_are_those_that_all_short_questions_show(narrow, task, method, stray):
-    """At each width that is enumerated every question, one by one. Longer ones show no others, and
-    to rows that look the same any model gives the same logits."""
-    config, known = one_layer(task, method), {}
+    """At each width that is enumerated every question, one by one. Longer ones show no others."""
+    config = one_layer(task, method)
     lines = None if stray is None else deciding(task) + stray
-    model = drawn_model(**dataclasses.asdict(config))
-    model.bias.lines = lines
-    windows = L.enumerate_windows(config, lines)
+    model, windows = reader(config, lines), L.enumerate_windows(config, lines)
     assert windows.why == ""
-    tokens = tokens_to_write(config, lines, windows.questions)
+    tokens = tokens_to_write(model, windows.questions)
     assert len(tokens) == len(windows.seen)  # none is there twice
     assert {len(needed) for needed in tokens.values()} == {1}
     every = []
     for width in {target.shape[1] - 2 for _, target in windows.questions}:
         every.append(encoded(config, width, every_question(task, width)))
-    assert tokens_to_write(config, lines, every) == tokens
+    assert tokens_to_write(model, every) == tokens
     for length, draw in itertools.product((8, 20, 60), (L.draw_exact, L.draw_hard)):
         drawn = L.draw_questions(config, draw, length, 60)
-        assert tokens_to_write(config, lines, [drawn]).items() <= tokens.items()
-        logits = model(drawn[0], drawn[1][:, :-1]).detach().flatten(0, 1)
-        for (view, _), row in zip(views(config, lines, *drawn), logits):
-            assert torch.allclose(row, known.setdefault(view, row), atol=0.01)
+        assert tokens_to_write(model, [drawn]).items() <= tokens.items()
 
 @pytest.mark.parametrize("task, method, n_line", [
-    ("successor", "abc", 3), ("addition", "abc", 5),
-    ("shifted", "abc", 4),
+    ("successor", "abc", 3), ("addition", "abc", 3), ("shifted", "abc", 4),
     ("addition", "window-cyclic", 0), ("successor", "window-nope", 0)])
 def test_two_questions_that_look_the_same_to_a_row_are_named(
         narrow, monkeypatch, task, method, n_line):
@@ -626,7 +590,7 @@ def test_two_questions_that_look_the_same_to_a_row_are_named(
     lines = deciding(task)[:n_line] or None
     pool = [L.draw_questions(config, L.draw_exact, 8, 300)]
     for windows in L.enumerate_windows(config, lines), L.Windows(config, lines, pool):
-        tokens = tokens_to_write(config, lines, windows.clash)
+        tokens = tokens_to_write(reader(config, lines), windows.clash)
         words = windows.why.split()
         assert words[0:3:2] == [L.decode(source[0]) for source, _ in windows.clash]
         named = set(L.encode(words[-3] + words[-1]).tolist())
