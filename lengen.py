@@ -796,9 +796,8 @@ class CalibratedBias(nn.Module):
 #
 # Row t writes digit t of the answer; the last row writes END. What it writes depends only on its
 # *window*: the token before it and, for each head, the share of the weights that the bias gives to
-# each token, wherever it stands. An anti-diagonal shows row t the digit at place t + a constant, or
-# the symbol before it; a vertical, a marker or single digit; a diagonal of self-attention, an
-# earlier token.
+# each token. An anti-diagonal shows row t the digit at place t + a constant, or the symbol before
+# it; a vertical, a marker or single digit; a diagonal of self-attention, an earlier token.
 #
 # Let the places that a row sees span `reach` places. By the definition of a task, the places below
 # this span matter only through the rest that they hand on, and those above it only because the
@@ -831,13 +830,13 @@ def views_of_rows(bias, period, source, target, rows):
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
-    parts = [before[:, rows, None].double()]
-    for kind, tokens, N in ("self", before, T), ("cross", source, S):
-        shares = bias(0, kind, T, N)[:, rows].double().softmax(2)  # (H, R, N)
-        shares = shares.expand(len(source), -1, -1, -1)
-        seen = shares.new_zeros(*shares.shape[:3], len(VOCAB) * period)
-        seen = seen.scatter_add(3, tokens[:, None, None].expand(shares.shape), shares)
-        parts.append(seen.round(decimals=9).transpose(1, 2).flatten(2))
+    parts = [before[:, rows, None]]
+    for kind, tokens in ("self", before), ("cross", source):
+        values = bias(0, kind, T, tokens.shape[1])[:, rows]  # (H, R, N)
+        seen = values.amax((0, 1)) > -INF  # columns open to some row, to save time
+        shares = values[:, :, seen].double().softmax(2)
+        tokens = F.one_hot(tokens[:, seen], len(VOCAB) * period).double()
+        parts.append(torch.einsum("hrn,bnv->brhv", shares, tokens).flatten(2).round(decimals=9))
     return torch.cat(parts, 2)
 
 class Windows:
@@ -995,7 +994,7 @@ def prove(model, windows):
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
-    margin, why = INF, ""
+    margin, why = INF, "" if windows.questions else "there are no questions"
     for source, target in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
@@ -1011,9 +1010,7 @@ def drop_lines(config, lines, pool):
     """Lines that determine the answers to a pool of questions -> a minimal subset that still does.
     The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
     is always kept: its token is in every window anyway, but is learned more slowly without it."""
-    strength = {}
-    for line in lines:
-        strength[line.path] = max(strength.get(line.path, 0), line.z)
+    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}
     strength.pop(("self", 1, 0, 0), None)
     for path in sorted(strength, key=strength.get):
         fewer = [line for line in lines if line.path != path]
@@ -1066,7 +1063,7 @@ def accept(field, value):
     if choices and value not in list(choices):
         raise BadInput(f"{flag(field.name)}: {value!r} is none of {list(choices)}")
     if choices or field.type is str:
-        return value
+        return field.type(value)  # a plain one, which a checkpoint can hold
     read, most = (float, 1) if field.type is float else (int, 10 ** 9)
     try:
         numbers = tuple([read(text) for text in str(value).strip("()[],").split(",")])
@@ -1187,7 +1184,8 @@ class Config:
         spec, (n_encoder, d_model, n_head) = ENCODER_TASKS[self.task], SIZES[self.size]
         self.fill(n_encoder=n_encoder, d_model=d_model, n_head=n_head, steps=spec.steps,
                   second_digits=spec.second_digits, prime_lengths=(max(self.lengths),))
-        needed = max(*self.lengths, *self.prime_lengths, self.train_digits, self.second_digits or 1)
+        needed = max(*self.lengths, *self.prime_lengths, self.train_digits, self.second_digits or 1,
+                     len(str(self.modulus or 1)) // 2)
         # Differs: two more, so that PAD follows even the longest tested numbers, as in training.
         self.fill(width=needed + 2 * (self.preset == "fast"))
         self.fill(clip=2 * self.width)
@@ -1397,9 +1395,7 @@ class Numbers:
         self.training, self.held_out = split_numbers(config.seed)
 
     def batch(self, step):
-        power = 1.0
-        if self.first:
-            power = 6 - 5 * step / self.steps
+        power = 6 - 5 * step / self.steps if self.first else 1.0
         return training_batch(self.config, self.training, self.config.batch, power)
 
     def rate(self, step):
@@ -1450,16 +1446,19 @@ def learn_abc(run):
         # 4. From the vanilla weights, with queries and keys set to zero, so that the bias alone
         # determines attention. They stay zero, as the gradient of each has the other as a factor.
         # The second attempt, and the only one under the other rules, starts from random weights.
-        name, steps = f"attempt {attempt}", attempt * config.retrain_steps
+        name = f"attempt {attempt}"
         model = new_model(run, Transformer, config, name)
         model.bias.lines = lines
         if attempt == 1 and config.rules == "ours":
-            weights = vanilla.state_dict()
-            for key in weights:
+            model.load_state_dict(vanilla.state_dict(), strict=False)  # all but the lines
+            for key, weight in model.named_parameters():
                 if ".q." in key or ".k." in key:
-                    weights[key] = torch.zeros_like(weights[key])
-            model.load_state_dict(weights, strict=False)  # all but the lines
-        train(run, model, name, Numbers(config, steps, first=False), windows)
+                    nn.init.zeros_(weight)
+        train(run, model, name,
+              Numbers(config, attempt * config.retrain_steps, first=False), windows)
+        if model.bias.lines != lines:  # resumed with those of a checkpoint of another version
+            lines = model.bias.lines
+            windows = enumerate_windows(config, lines)
         # 5. From the retrained model and all windows: the proof.
         proof = prove(model, windows)
         if proof["proved"] or windows.why:

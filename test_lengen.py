@@ -676,11 +676,11 @@ def test_the_margin_is_the_least_lead_of_a_right_token(rows, margin):
     assert proof["margin"] == pytest.approx(margin, abs=1e-3)
     assert proof["proved"] == (margin >= 0.5)
 
-@pytest.mark.parametrize("row", [
-    [math.nan, 0.0], [9.0, math.nan],
-    [9.0, 0.0, -INF]])
-def test_what_is_no_number_or_beyond_precision_is_not_proved(row):
-    assert not proof_of([row])["proved"]
+@pytest.mark.parametrize("rows", [
+    [], [[math.nan, 0.0]], [[9.0, math.nan]],
+    [[9.0, 0.0, -INF]]])
+def test_what_is_nothing_no_number_or_beyond_precision_is_not_proved(rows):
+    assert not proof_of(rows)["proved"]
 
 def test_the_proof_of_a_model_agrees_with_every_question_of_three_digits(trained):
     """Also if a weight is spoiled, or if one line is taken away: what is proved is right on all,
@@ -956,6 +956,18 @@ def test_a_killed_run_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch, k
     assert kills >= 2
     assert without_seconds(run.parts) == without_seconds(whole.parts)
 
+def test_a_resumed_model_is_proved_by_its_own_lines(trained, monkeypatch):
+    """Its checkpoint has others than are chosen now."""
+    config, parts = L.read_checkpoint(trained["successor"][0])
+    own = L.build(config, parts).bias.lines
+    chosen = 0.8, own[:-1], L.Windows(config)
+    monkeypatch.setattr(L, "choose_lines", lambda *given: chosen)
+    parts["attempt 1"] = parts["model"]
+    proof = L.learn_abc(L.Run(config, None, parts))
+    assert proof["proved"]
+    assert proof["windows"] == 212
+    assert proof["lines"] == [line._asdict() for line in own]
+
 class Adds(nn.Module):
     """It answers n + 1, but n + 11 where n ends in 7; keeps what it was asked."""
     asked = ()
@@ -1121,7 +1133,7 @@ def as_jelassi(task, a, b, width, modulus):
 
 @pytest.mark.parametrize("modulus", [None, 2, 100, 101, 10 ** 9])
 @pytest.mark.parametrize("task, width", [
-    ("addition", 7), ("elementwise-addition", 36), ("multiplication", 1), ("multiplication", 36)])
+    ("addition", 7), ("elementwise-addition", 36), ("multiplication", 5), ("multiplication", 36)])
 def test_questions_of_encoders_are_answered_by_pythons_integers(task, width, modulus):
     config = encoder(task=task, width=width, lengths=(width,), train_digits=1, modulus=modulus)
     pairs = [(10 ** width - 1, 10 ** width - 1), (7, 3)]
@@ -1194,7 +1206,8 @@ def assert_refused(result, cause):
     "--foo", "--tas addition", "--json=1", "--dummy",  # no such option, or none of this task
     "--n-head 4 --d-model 36 --method rope", f"--method window {ENCODER}",  # not together
     "--lengths 2001 --method window", f"--lengths 20 --width 12 {ENCODER}",
-    f"--n-encoder 0 {ENCODER}", "--out x --from y", "--from y --steps 9", "--ask 1+1 --steps 9",
+    f"--n-encoder 0 {ENCODER}", f"--lengths 1 --width 3 --modulus 1000000000 {ENCODER}",
+    "--out x --from y", "--from y --steps 9", "--ask 1+1 --steps 9",
     "--ask 1+1", "--seeds 0", "--seed 1000000000 --seeds 2 --method nope --steps 2"])
 def test_bad_input_is_one_line_and_exit_code_2(command, arguments):
     assert_refused(command(arguments), re.match("--[a-z-]+", arguments)[0])
@@ -1207,9 +1220,9 @@ def test_values_of_another_type_are_refused_by_name(name, value):
         L.Config(**{name: value})
 
 def test_values_are_brought_to_their_types():
-    config = L.Config(seed=np.int64(3), lengths=[5, 6], lr="1e-3", dropout=0)
-    assert config == L.Config(seed=3, lengths="5,6", lr=1e-3, dropout=0.0)
-    assert type(config.seed) is int and type(config.lengths) is tuple
+    config = L.Config(np.str_("nx1"), seed=np.int64(3), lengths=[5, 6], lr="1e-3", dropout=0)
+    assert config == L.Config("nx1", seed=3, lengths="5,6", lr=1e-3, dropout=0.0)
+    assert [type(x) for x in (config.task, config.seed, config.lengths)] == [str, int, tuple]
 
 @pytest.mark.parametrize("wrong", [
     dict(sign=""), dict(sign="&"),
