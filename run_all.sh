@@ -19,8 +19,7 @@ run() {  # run LIST OPTION...
     if grep -qxF -- "$1: $command" "$records/done"; then
         return
     fi
-    if python $command --quiet --json > "$part"; then
-        cat "$part" >> "$records/$1.jsonl"
+    if python $command --quiet --json > "$part" && cat "$part" >> "$records/$1.jsonl"; then
         echo "$1: $command" >> "$records/done"
     else
         echo "FAILED: $command" | tee -a "$records/failed" >&2

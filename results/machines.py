@@ -56,7 +56,9 @@ def has_finite_window(task):
     return not (paths.diagonal().bool() & paths[:, differ].any(1)).any()
 
 def main(argv):
-    seed = L.parse(argv)[0].get("seed", "0")
+    parser = L.Parser(add_help=False)
+    parser.add_argument("--seed", nargs="?", default="0")
+    seed = parser.parse_known_args(argv)[0].seed
     name, make_record, fail = f"machine-{seed}", L.make_record, L.fail
     L.TASKS[name] = task = draw(seed)
     more = dict(about=task.about, finite=has_finite_window(task))

@@ -140,6 +140,8 @@ class Abacus(nn.Embedding):
         if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
         index = places(self.config, side, T, self.coupled)
+        if index.max() >= MOST:
+            raise L.BadInput(f"{index.max()} is not below {MOST}, the number of learned positions")
         moved = torch.ones_like(index) if self.coupled else (index > 0)
         return super().forward(index + self.start * moved)
 
@@ -156,7 +158,7 @@ class Randomized(nn.Module):
 
     def forward(self, side, T):
         if side == "source":
-            self.at = torch.arange(MOST)
+            self.at = torch.arange(max(T, MOST))
             if self.training:
                 self.at = torch.randperm(MOST)[:T].sort().values
         at = self.at[:T]
