@@ -386,17 +386,13 @@ class MultiHeadAttention(nn.Module):
 # 4. Transformer -----------------------------------------------------------------------------------
 # A method has up to three parts. Each part is either a function, whose arguments before `;` are
 # bound when the model is built, or a module class, which is instantiated with these arguments:
-#     position(config; side, T) -> (T, C), added to the embeddings of a side, "source" or "target"
+#     position(config; side, index) -> (T, C), added to the embeddings of a side, "source" or
+#         "target"; index (T,) is 0, 1, ... or, if positions repeat, modulo the method's `period`
 #     bias(config; layer, kind, T, S) -> (1 or H, T, S), OpenKeys or None, added to the scores
 #     scores(config, kind; q, k) -> (B, H, T, S), used instead of q k^T
 # `kind` is the attention: "encoder", "self" or "cross"; `config` has a run's options (section 7).
 
-def sinusoids(config, side, T):
-    """Sinusoids of the token index or, for window-cyclic, of the index modulo 3. Source: v2, App.
-    C.4 (modulo). Differs: with the modulo, the index in a source counts from its end."""
-    index, period = torch.arange(T), METHODS[config.method].period
-    if period > 1:
-        index = (index.flip(0) if side == "source" else index) % period
+def sinusoids(config, side, index):
     return sinusoidal(index, config.d_model)
 
 class LearnedPositions(nn.Embedding):
@@ -404,10 +400,10 @@ class LearnedPositions(nn.Embedding):
         super().__init__(4096, config.d_model)
         nn.init.normal_(self.weight, std=0.3)
 
-    def forward(self, side, T):
-        if T > len(self.weight):
-            raise BadInput(f"{T} tokens are more than the {len(self.weight)} learned positions")
-        return self.weight[:T]
+    def forward(self, side, index):
+        if len(index) > len(self.weight):
+            raise BadInput(f"{len(index)} tokens exceed the {len(self.weight)} learned positions")
+        return super().forward(index)
 
 def window(config, layer, kind, T, S):
     if kind != "encoder":
@@ -444,7 +440,7 @@ class Method(NamedTuple):
     defaults: dict = {}  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     calibrated: bool = False  # the bias comes from a vanilla model that is trained first
-    period: int = 1  # rows after which positions repeat, for the proof; 1: never, or no positions
+    period: int = 1  # rows after which positions repeat; 1: never
 
 METHODS = {
     "vanilla": Method("sinusoids on the embeddings", sinusoids),
@@ -532,11 +528,16 @@ class Transformer(nn.Module):
             self.embedding.weight.data *= math.sqrt(C)
 
     def embed(self, tokens, side):
-        """Tokens (B, T) of the "source" or "target" -> embeddings with positions (B, T, C)."""
+        """Tokens (B, T) of a side -> embeddings with positions (B, T, C). Source: v2, App. C.4
+        (modulo). Differs: with the modulo, the index in a source counts from its end."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
+        period = METHODS[self.config.method].period
         if self.position:
             with x.device:
-                x = x + self.position(side, tokens.shape[1]).to(x)
+                index = torch.arange(tokens.shape[1])
+                if period > 1:
+                    index = (index.flip(0) if side == "source" else index) % period
+                x += self.position(side, index).to(x)
         return self.dropout(x)
 
     def bias_of(self, layer, kind, T, S):
@@ -677,7 +678,7 @@ def lay_out(lines, H, M, blocks, causal=False):
             column = size - 1 - column
         column = sum(blocks[:line.block]) + column
         if causal:
-            inside = inside & (column <= rows)
+            inside &= column <= rows
         keys[line.head].append((column * inside, torch.where(inside, line.bias, -INF)))
     K, filled = max(map(len, keys)), []
     for own in keys:

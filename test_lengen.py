@@ -1287,10 +1287,10 @@ def stopping(monkeypatch):
     def arguments(error, seed=0, after=0):
         calls = itertools.count()
 
-        def position(config, side, T):
+        def position(config, side, index):
             if config.seed == seed and next(calls) >= after:
                 raise error
-            return torch.zeros(T, config.d_model)
+            return torch.zeros(len(index), config.d_model)
 
         monkeypatch.setitem(L.METHODS, "stopping", L.Method("", position))
         return f"{SHORT} --method=stopping"

@@ -133,7 +133,7 @@ def proofs(task):
     of_first = [x["model"]["seconds"] / x["vanilla"]["seconds"] for x in trains]
     return " | ".join([f"{len(known)} of {len(found)}",
                        f"{attempts.count(1)}, {attempts.count(2)}",
-                       span([proof["kappa"] for proof in known]),
+                       span([proof["kappa"] for proof in known], "{:g}".format),
                        listed(sorted({proof["windows"] for proof in known}), "{:,}"),
                        span([proof["margin"] for proof in known]),
                        span([x["model"]["steps"] for x in trains]),

@@ -108,13 +108,6 @@ def by_distance(part):
     """-> the class of a bias that is made of such parts."""
     return type(f"{part.__name__}ByDistance", (ByDistance,), dict(part=part))
 
-def cyclic(config, side, T):
-    """Sinusoids of the index of a token modulo 3."""
-    index = torch.arange(T)
-    if side == "source":
-        index = index.flip(0)
-    return L.sinusoidal(index % 3, config.d_model)
-
 def places(config, side, T, coupled):
     """Index of each token: digits from 1 on, from the last digit of their number on; markers 0. If
     coupled, the marker in front of a number is one above its first digit, as END is in the answer;
@@ -136,10 +129,10 @@ class Abacus(nn.Embedding):
         nn.init.normal_(self.weight, std=0.3)
         self.config, self.start = config, 0
 
-    def forward(self, side, T):
+    def forward(self, side, index):
         if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
-        index = places(self.config, side, T, self.coupled)
+        index = places(self.config, side, len(index), self.coupled)
         if index.max() >= MOST:
             raise L.BadInput(f"{index.max()} is not below {MOST}, the number of learned positions")
         moved = torch.ones_like(index) if self.coupled else (index > 0)
@@ -156,7 +149,8 @@ class Randomized(nn.Module):
         super().__init__()
         self.config = config
 
-    def forward(self, side, T):
+    def forward(self, side, index):
+        T = len(index)
         if side == "source":
             self.at = torch.arange(max(T, MOST))
             if self.training:
@@ -220,7 +214,7 @@ SCHEMES = {
     "abacus": L.Method("Abacus", Abacus),
     "coupling": L.Method("Position Coupling", Coupling),
     "randomized": L.Method("randomized positions", Randomized),
-    "cyclic": L.Method("position index modulo 3 alone", cyclic),
+    "cyclic": L.Method("position index modulo 3 alone", L.sinusoids, period=3),
     "cope": L.Method("CoPE", scores=Cope),
     "forgetting": L.Method("forgetting attention", scores=Forgetting),
 }
