@@ -1206,9 +1206,10 @@ def assert_refused(result, cause):
     "--foo", "--tas addition", "--json=1", "--dummy",  # no such option, or none of this task
     "--n-head 4 --d-model 36 --method rope", f"--method window {ENCODER}",  # not together
     "--lengths 2001 --method window", f"--lengths 20 --width 12 {ENCODER}",
-    f"--n-encoder 0 {ENCODER}", f"--lengths 1 --width 3 --modulus 1000000000 {ENCODER}",
-    "--out x --from y", "--from y --steps 9", "--ask 1+1 --steps 9",
-    "--ask 1+1", "--seeds 0", "--seed 1000000000 --seeds 2 --method nope --steps 2"])
+    f"--n-encoder 0 {ENCODER}",
+    f"--lengths 1 --width 3 --train-digits 1 --modulus 1000000000 {ENCODER}",
+    "--out x --from y", "--from y --steps 9", "--ask 1+1 --steps 9", "--ask 1+1", "--seeds 0",
+    "--seed 1000000000 --seeds 2 --method nope --steps 2"])
 def test_bad_input_is_one_line_and_exit_code_2(command, arguments):
     assert_refused(command(arguments), re.match("--[a-z-]+", arguments)[0])
     assert not os.listdir()
