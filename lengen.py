@@ -795,10 +795,10 @@ class CalibratedBias(nn.Module):
 # every length, because its rows can see only finitely many different inputs. The same is true of a
 # model with a fixed window if it has no positions, or positions that repeat.
 #
-# Row t writes digit t of the answer; the last row writes END. What it writes depends only on its
+# Row t writes digit t of the answer, and the last row END. The output of a row depends only on its
 # *window*: the token before it and, for each head, the share of the weights that the bias gives to
-# each token. An anti-diagonal shows row t the digit at place t + a constant, or the symbol before
-# it; a vertical, a marker or single digit; a diagonal of self-attention, an earlier token.
+# each token, as scores depend on tokens alone. An anti-diagonal shows the digit at place t + offset
+# or the symbol before it; a vertical, a marker or single digit; a diagonal, an earlier token.
 #
 # Let the places that a row sees span `reach` places. By the definition of a task, the places below
 # this span matter only through the rest that they hand on, and those above it only because the
@@ -826,7 +826,7 @@ KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)  # tried in this o
 def views_of_rows(bias, period, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, L), equal
     where a model with this bias sees the same: the token before the row, then, for each head and
-    token, the share of the weights, by the bias alone, of all keys that hold this token. Tokens
+    token, the share of the weights that the bias alone would give to keys with this token. Tokens
     include their position modulo `period`, counted from the end in a source."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
@@ -834,9 +834,9 @@ def views_of_rows(bias, period, source, target, rows):
     parts = [before[:, rows, None]]
     for kind, tokens in ("self", before), ("cross", source):
         values = bias(0, kind, T, tokens.shape[1])[:, rows]  # (H, R, N)
-        seen = values.amax((0, 1)) > -INF  # columns open to some row, to save time
-        shares = values[:, :, seen].double().softmax(2)
-        tokens = F.one_hot(tokens[:, seen], len(VOCAB) * period).double()
+        opened = values.amax((0, 1)) > -INF  # only columns open in some row, to save time
+        shares = values[:, :, opened].double().softmax(2)
+        tokens = F.one_hot(tokens[:, opened], len(VOCAB) * period).double()
         parts.append(torch.einsum("hrn,bnv->brhv", shares, tokens).flatten(2).round(decimals=9))
     return torch.cat(parts, 2)
 
@@ -850,7 +850,7 @@ class Windows:
         self.period = METHODS[config.method].period
         self.bias = bind(METHODS[config.method].bias, config)
         if lines is not None:
-            self.bias = CalibratedBias(config, lines)  # dense, as in training
+            self.bias = CalibratedBias(config, lines)  # in training mode, so dense
         self.seen, self.questions, self.clash, self.why = {}, [], [], ""
         for source, target in pool:
             self.add(source, target, list(range(target.shape[1] - 1)))
@@ -1011,7 +1011,7 @@ def drop_lines(config, lines, pool):
     """Lines that determine the answers to a pool of questions -> a minimal subset that still does.
     The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
     is always kept: its token is in every window anyway, but is learned more slowly without it."""
-    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}
+    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # largest
     strength.pop(("self", 1, 0, 0), None)
     for path in sorted(strength, key=strength.get):
         fewer = [line for line in lines if line.path != path]
@@ -1064,7 +1064,7 @@ def accept(field, value):
     if choices and value not in list(choices):
         raise BadInput(f"{flag(field.name)}: {value!r} is none of {list(choices)}")
     if choices or field.type is str:
-        return field.type(value)  # a plain one, which a checkpoint can hold
+        return field.type(value)  # not a NumPy string, which checkpoints refuse
     read, most = (float, 1) if field.type is float else (int, 10 ** 9)
     try:
         numbers = tuple([read(text) for text in str(value).strip("()[],").split(",")])
@@ -1457,7 +1457,7 @@ def learn_abc(run):
                     nn.init.zeros_(weight)
         train(run, model, name,
               Numbers(config, attempt * config.retrain_steps, first=False), windows)
-        if model.bias.lines != lines:  # resumed with those of a checkpoint of another version
+        if model.bias.lines != lines:  # resumed from a checkpoint with other lines
             lines = model.bias.lines
             windows = enumerate_windows(config, lines)
         # 5. From the retrained model and all windows: the proof.

@@ -40,7 +40,7 @@ def draw(number):
 
 def has_finite_window(task):
     """Do the digits and tokens of finitely many places determine each token? Not if two rests can
-    stay different for ever, by columns that write the same tokens, before they make a difference."""
+    stay different forever, by columns that write the same tokens, before they make a difference."""
     machine = L.Machine(task)
     token, after = machine.token, machine.after  # (R, C)
     R, C = token.shape
@@ -57,7 +57,7 @@ def has_finite_window(task):
 
 def main(argv):
     parser = L.Parser(add_help=False)
-    parser.add_argument("--seed", nargs="?", default="0")
+    parser.add_argument("--seed", nargs="?", default="0")  # L.main reports a missing one
     seed = parser.parse_known_args(argv)[0].seed
     name, make_record, fail = f"machine-{seed}", L.make_record, L.fail
     L.TASKS[name] = task = draw(seed)
