@@ -1,59 +1,60 @@
 # SPDX-License-Identifier: MIT
 """ABC on tasks that nobody chose: python -m results.machines --seed N OPTION... learns machine N.
 
-A machine is drawn at random: one or two numbers in base 2 to 4, two or three rests, and a table of
-totals for each rest and column of digits. The last rest is dropped. Its record also says whether a
-window of finitely many places can determine the answers at all, and why a run was refused.
+A machine is drawn at random: one or two numbers in base 2 to 4, two or three carries, and a table
+of totals for each carry and column of digits. The final carry is dropped. Its record also says
+whether a window of finitely many places can determine the answers at all, and why a run was
+refused.
 """
 
 import json
 import random
 import sys
-from itertools import product
+from itertools import permutations, product
 
 import torch
 
 import lengen as L
 
 class Total:
-    """The total of a place, looked up in a table (rests, columns)."""
+    """The total of a place, looked up in a table (carries, columns)."""
     def __init__(self, base, table):
         self.base, self.table = base, torch.tensor(table)
 
-    def __call__(self, rest, *digits):
-        column = torch.zeros_like(rest)
+    def __call__(self, carry, *digits):
+        column = torch.zeros_like(carry)
         for digit in digits:
             column = column * self.base + digit
-        return self.table[rest, column]
+        return self.table[carry, column]
 
 def draw(number):
     """-> the task of this number."""
     rng = random.Random(f"machine {number}")
     base, operands = rng.randint(2, 4), rng.randint(1, 2)
-    rests = rng.randint(2, 3)
+    carries = rng.randint(2, 3)
     table = []
-    for _ in range(rests):
-        table.append([rng.randrange(base * rests) for _ in range(base ** operands)])
-    about = f"{operands} numbers in base {base}, {rests} rests"
+    for _ in range(carries):
+        table.append([rng.randrange(base * carries) for _ in range(base ** operands)])
+    about = f"{operands} numbers in base {base}, {carries} carries"
     numbers = ("number",) * operands
     return L.Task(about, Total(base, table), numbers, "+", base, headroom=0)
 
 def has_finite_window(task):
-    """Do the digits and tokens of finitely many places determine each token? Not if two rests can
+    """Do the digits and tokens of finitely many places determine each token? Not if two carries can
     stay different forever, by columns that write the same tokens, before they make a difference."""
-    machine = L.Machine(task)
-    token, after = machine.token, machine.after  # (R, C)
-    R, C = token.shape
-    follows = torch.zeros(R * R, R * R)  # pairs of different rests
-    for a, b, c in product(range(R), range(R), range(C)):
-        same_token = token[a, c] == token[b, c]
-        if a != b and same_token and after[a, c] != after[b, c]:
-            follows[a * R + b, after[a, c] * R + after[b, c]] = 1
-    paths = follows
-    for _ in range(R * R):
-        paths = (paths + paths @ follows).clamp(max=1)
-    differ = (token[:, None] != token).any(2).flatten()
-    return not (paths.diagonal().bool() & paths[:, differ].any(1)).any()
+    table = L.follow_carries(task, ())
+    reached, differ = {}, set()  # of pairs of different carries
+    for pair in permutations(table, 2):
+        reached[pair] = set()
+        for (_, token, after), (_, other, other_after) in zip(*map(table.get, pair)):
+            if token != other:
+                differ.add(pair)
+            elif after != other_after:
+                reached[pair].add((after, other_after))
+    for middle, pair in product(reached, repeat=2):
+        if middle in reached[pair]:
+            reached[pair] |= reached[middle]
+    return not any(pair in later and later & differ for pair, later in reached.items())
 
 def main(argv):
     parser = L.Parser(add_help=False)

@@ -37,12 +37,12 @@ class Model(nn.Module):
         cross = cross.repeat(len(source), 1, 1)
         return self.head(self.layer(self.embed(target), self.embed(source), own, cross))
 
-def train(model, config, numbers, steps):
+def train(model, data):
     """Short numbers come more often at first; the rate falls."""
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
-    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-    for step in range(steps):
-        source, target = L.training_batch(config, numbers, 64, power=6 - 5 * step / steps)
+    falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, data.steps)
+    for step in range(data.steps):
+        source, target = data.batch(step, 64)
         logits = model(source, target[:, :-1])
         optimizer.zero_grad()
         nn.functional.cross_entropy(logits.mT, target[:, 1:]).backward()
@@ -70,18 +70,20 @@ def averaged_attention(model, source, target):
 
 def main(steps=800, seed=0):
     torch.manual_seed(seed)
-    model, numbers = Model(), L.split_numbers(seed)[0]
+    model, numbers = Model(), L.split_numbers(seed)
     plain = L.Config("successor", method="vanilla")
     abc = L.Config("successor", method="abc")  # at several widths
-    train(model, plain, numbers, steps)
-    own, cross = averaged_attention(model, *L.training_batch(plain, numbers, 1000))
+    first, second = (L.numbers_data(config, numbers, steps, first_training=True)
+                     for config in (plain, abc))
+    train(model, first)
+    own, cross = averaged_attention(model, *first.batch(steps, 1000))
 
     def biases(T):
         return (L.abc_bias(own, T, T, groups=((1,),)) + L.causal_bias(T),
                 L.abc_bias(cross, T, T + 1, groups=((-1,),), kappa=0.1))
 
     model.biases, model.positions = biases, 0
-    train(model, abc, numbers, steps)
+    train(model, second)
     for row in L.evaluate(model, abc)["rows"]:
         print(row["digits"], row["set"], row["correct"], "of", row["n"])
 

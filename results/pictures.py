@@ -45,14 +45,14 @@ def draw_bias(plt, model, config, parts):
     source, target = L.draw_questions(config, L.draw_exact, 20, 1)
     T, places = target.shape[1] - 1, {"self": "output position", "cross": "input position"}
     sizes, attention = {"self": T, "cross": source.shape[1]}, parts["attention"]
-    for n, kind in enumerate(sizes):
-        bias = model.bias(config.n_layer - 1, kind, T, sizes[kind])
+    for n, name in enumerate(sizes):
+        bias = model.bias(config.n_layer - 1, name, T, sizes[name])
         low = bias[bias.isfinite()].min().item()
         low = min(low, -0.1)
-        unit = f"averaged {kind}-attention"
-        heat_maps(grid[2 * n], attention[n][-1], places[kind], unit, 0, 1)
-        unit = f"{kind} bias (grey: closed)"
-        heat_maps(grid[2 * n + 1], bias, places[kind], unit, low, 0)
+        unit = f"averaged {name}-attention"
+        heat_maps(grid[2 * n], attention[n][-1], places[name], unit, 0, 1)
+        unit = f"{name} bias (grey: closed)"
+        heat_maps(grid[2 * n + 1], bias, places[name], unit, low, 0)
     return figure
 
 def draw_lines(plt, model, config, parts):
@@ -61,11 +61,11 @@ def draw_lines(plt, model, config, parts):
     question, answer = L.decode(source[0]), L.decode(target[0])
     T, row, seen = len(answer) - 1, 3, []
     figure, panels = plt.subplots(1, 2, figsize=(9, 4), width_ratios=[T, len(question)])
-    for axes, kind, tokens in zip(panels, ("self", "cross"), (answer[:-1], question)):
-        heads = model.bias(0, kind, T, len(tokens)) > -L.INF  # (H, T, S)
+    for axes, name, tokens in zip(panels, ("self", "cross"), (answer[:-1], question)):
+        heads = model.bias(0, name, T, len(tokens)) > -L.INF  # (H, T, S)
         axes.imshow(heads.sum(0).numpy(), cmap="Blues", vmin=0, vmax=config.n_head)
         axes.axhspan(row - 0.5, row + 0.5, fill=False, color=COLOURS[1], linewidth=2)
-        axes.set(title=f"{kind}-attention (darker: more heads)", ylabel="token to write")
+        axes.set(title=f"{name}-attention (darker: more heads)", ylabel="token to write")
         axes.set_xticks(range(len(tokens)), list(tokens))
         axes.set_yticks(range(T), list(answer[1:]))
         keys = heads[:, row].any(0).nonzero().flatten().tolist()
@@ -79,7 +79,8 @@ def draw_accuracy(plt, records):
     figure, axes = plt.subplots(figsize=(7, 3.5))
     groups = {}
     for r in records:
-        name = f"{r['config']['task']}, {r['config']['method']}"
+        config = r["config"]
+        name = f"{config['task']}, {config.get('method') or config.get('model')}"
         groups.setdefault(name, []).append(r)
     for name, found in groups.items():
         lengths = sorted({row["digits"] for row in test_rows(found)})
@@ -102,9 +103,10 @@ def draw_all(plt, paths):
         model, config, parts = L.load(path)
         if "attention" not in parts:
             raise L.BadInput(f"{str(path)!r} is no run by ABC")
-        for kind, draw in ("bias", draw_bias), ("lines", draw_lines):
+        model.bias.train()  # in one piece at any size
+        for name, draw in ("bias", draw_bias), ("lines", draw_lines):
             with L.seeded("picture"), torch.no_grad():
-                figures[f"{kind}-{config.task}"] = draw(plt, model, config, parts)
+                figures[f"{name}-{config.task}"] = draw(plt, model, config, parts)
     if records:
         figures["accuracy"] = draw_accuracy(plt, records)
     return figures

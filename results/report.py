@@ -9,7 +9,6 @@ What the READMEs say is in numbers.txt, with fields in braces. "Median (least - 
 seeds, which are never pooled; percentages are rounded down, so that 100 is all.
 """
 
-import dataclasses
 import json
 import math
 import re
@@ -242,11 +241,13 @@ def compare(name, said, write):
 
 def changed(config):
     """Options of a record that are not the defaults, as flags."""
-    names, usual = ("task", "model", "method", "preset", "lengths"), {}
+    names, usual = ("task", "model", "method", "lengths"), {}
+    like = {name: config[name] for name in names if config.get(name)}
+    if config.get("preset") == "paper":
+        like["preset"] = "paper"
     try:
-        like = L.Config(**{name: config[name] for name in names if config.get(name)})
-        usual = json.loads(json.dumps(dataclasses.asdict(like)))  # tuples are lists, as in a record
-        usual |= dict(preset="fast", model=L.Config(like.task).model)
+        usual = json.loads(json.dumps(L.Config(**like).values))  # tuples are lists, as in a record
+        usual |= dict(preset="fast", model=L.Config(config["task"]).model)
     except L.BadInput:
         pass  # a task or method of somebody's own
     flags = []

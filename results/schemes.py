@@ -86,7 +86,7 @@ class Sandwich(nn.Module):
 
 class ByDistance(nn.Module):
     """A bias with a `part` for keys behind a query, another one for those ahead, and others for
-    each kind of attention; layers share them."""
+    each attention; layers share them."""
     def __init__(self, config):
         super().__init__()
         sides = ["self", "cross behind", "cross ahead"]
@@ -94,15 +94,15 @@ class ByDistance(nn.Module):
             sides += ["encoder behind", "encoder ahead"]
         self.parts = nn.ModuleDict({side: self.part(config) for side in sides})
 
-    def forward(self, layer, kind, T, S):
+    def forward(self, layer, attention, T, S):
         index = torch.arange(S)
-        if kind == "cross":
+        if attention == "cross":
             index = index.flip(0)
         d = torch.arange(T)[:, None] - index
-        if kind == "self":
+        if attention == "self":
             return self.parts["self"](d.clamp(min=0))
-        behind = self.parts[f"{kind} behind"](d.clamp(min=0))
-        return torch.where(d < 0, self.parts[f"{kind} ahead"]((-d).clamp(min=0)), behind)
+        behind = self.parts[f"{attention} behind"](d.clamp(min=0))
+        return torch.where(d < 0, self.parts[f"{attention} ahead"]((-d).clamp(min=0)), behind)
 
 def by_distance(part):
     """-> the class of a bias that is made of such parts."""
@@ -114,7 +114,7 @@ def places(config, side, T, coupled):
     the end marker is 0, as START is."""
     if side == "target":
         return torch.arange(T)  # START, digit 0, digit 1, ...
-    blocks = [torch.arange(width, 0, -1) for width in L.column_blocks(config.task, T)]
+    blocks = [torch.arange(width, 0, -1) for width in L.blocks_of(config, "cross", T)]
     for block in blocks[-1:] if coupled else blocks:
         block[0] = 0
     return torch.cat(blocks)
@@ -127,7 +127,8 @@ class Abacus(nn.Embedding):
     def __init__(self, config):
         super().__init__(MOST, config.d_model)
         nn.init.normal_(self.weight, std=0.3)
-        self.config, self.start = config, 0
+        self.config = config.replace(rules="ours")  # whose blocks are the numbers
+        self.start = 0
 
     def forward(self, side, index):
         if side == "source":
@@ -163,15 +164,15 @@ class Randomized(nn.Module):
 class Cope(nn.Module):
     """Keys gain a learned vector for how many keys there are to the query's, or in cross-attention
     to the end; key l counts by sigmoid(q_i k_l). Source: Golovneva et al. 2024 (CoPE), Sec. 4."""
-    def __init__(self, config, kind):
+    def __init__(self, config, attention):
         super().__init__()
-        self.kind = kind
+        self.attention = attention
         self.vectors = nn.Parameter(torch.zeros(64, config.d_model // config.n_head))
 
     def forward(self, q, k):
         products = q @ k.transpose(2, 3)
         gates = products.sigmoid()
-        if self.kind == "self":
+        if self.attention == "self":
             gates = gates.tril()
         count = gates.flip(3).cumsum(3).flip(3).clamp(max=len(self.vectors) - 1)
         below, above = count.floor().long(), count.ceil().long()
@@ -182,9 +183,9 @@ class Forgetting(nn.Module):
     """The sum of log f over the keys from one's next to the query's, f = sigmoid(w k + b). Source:
     Lin et al. 2025 (Forgetting Transformer; MIT), where f is read from the layer's input. Differs:
     in cross-attention row i is at place i of the source, with other gates for keys ahead."""
-    def __init__(self, config, kind):
+    def __init__(self, config, attention):
         super().__init__()
-        self.kind = kind
+        self.attention = attention
         self.w = nn.Parameter(torch.zeros(2, config.n_head, config.d_model // config.n_head, 1))
         self.b = nn.Parameter(torch.zeros(2, config.n_head, 1, 1))
 
@@ -196,7 +197,7 @@ class Forgetting(nn.Module):
 
     def forward(self, q, k):
         rows = torch.arange(q.shape[2], device=q.device).clamp(max=k.shape[2] - 1)
-        if self.kind == "self":
+        if self.attention == "self":
             bias = self.between(0, k, rows)
         else:
             k_from_end = k.flip(2)
@@ -226,19 +227,18 @@ L.METHODS.update(SCHEMES)
 CHANGES = "start", "vertical", "self"
 for n in 1, 2, 3:
     for names in combinations(CHANGES, n):
-        cross, own = L.RULES["code"], L.SELF_RULES["code"]
+        own, cross = L.RULES["code"]["self"], L.RULES["code"]["cross"]
         if "vertical" in names:
             cross = cross | dict(groups=((-1,), (0,)))
         if "self" in names:
             own = own | dict(kappa=cross["kappa"])
-        name = "+".join(["code", *names])
-        L.RULES[name], L.SELF_RULES[name] = cross, own
+        L.RULES["+".join(["code", *names])] = dict(self=own, cross=cross)
 
-def fill_empty(bias, rules, usual=L.fill_empty):
+def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
-    return usual(bias, "ours" if "start" in rules.split("+") else rules)
+    return usual(lines, n_head, blocks, "ours" if "start" in rules.split("+") else rules, *others)
 
-L.fill_empty = fill_empty
+L.bias_of_lines = bias_of_lines
 
 if __name__ == "__main__":
     sys.exit(L.main())

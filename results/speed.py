@@ -8,6 +8,7 @@ numbers are measured on it; all else is measured on the CPU.
 
 import json
 import math
+import os
 import sys
 import time
 from functools import partial
@@ -44,9 +45,10 @@ class TorchTransformer(L.Transformer):
 def training_step(rounds):
     """-> seconds of a step of the default model, and with torch's layers."""
     config, steps = L.Config(task="successor", method="vanilla"), []
-    batch = L.training_batch(config, L.split_numbers(0)[0], config.batch)
-    for kind in L.Transformer, TorchTransformer:
-        model = kind(config)
+    data = L.numbers_data(config, L.split_numbers(0), config.steps, first_training=True)
+    batch = data.batch(data.steps)
+    for model_class in L.Transformer, TorchTransformer:
+        model = model_class(config)
         steps.append(partial(L.take_step, model, L.Optimizer(model, config), *batch))
     return interleaved(rounds, *steps)
 
@@ -82,8 +84,8 @@ def steps_on_cuda(task, take, n):
     config = L.Config(task=task, method="vanilla")
     with L.seeded("speed", task):
         model = L.Transformer(config).to("cuda")
-    data, losses = L.Numbers(config, 50 + n, first=True), []
-    optimizer = L.Optimizer(model, config)
+    data = L.numbers_data(config, L.split_numbers(0), 50 + n, first_training=True)
+    optimizer, losses = L.Optimizer(model, config), []
     for number in range(1, 51 + n):
         with L.seeded("speed", number):
             losses.append(take(model, optimizer, *data.batch(number)).clone())
@@ -108,12 +110,11 @@ def measure_cuda(n, model, questions):
 
 def untrained():
     """-> a model of sums with random weights and lines such as addition has, its config."""
-    config = L.Config(task="addition", method="abc")
-    model = L.Transformer(config)
+    config, lines = L.Config(task="addition", method="abc"), []
     for h in range(config.n_head):
-        model.bias.lines.append(L.Line(h, 1, 0, 0, 0.0, 0.0, attention="self"))
-        model.bias.lines.append(L.Line(h, -1, h % 2, 0, 0.0, 0.0))
-    return model, config
+        lines.append(L.Line(h, 1, 0, 0, 0.0, 0.0, attention="self"))
+        lines.append(L.Line(h, -1, h % 2, 0, 0.0, 0.0))
+    return L.Transformer(config, lines), config
 
 def measure(quick, folder):
     """-> rows (what, seconds, None or its ratio to what it stands under)."""
@@ -135,7 +136,8 @@ def main(argv=None):
     parser.add_argument("--from", dest="folder", help="a finished run; by default random weights")
     try:
         options = parser.parse_args(argv)
-        L.prepare_process(L.Config())
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # as lengen.py does for small models
         with L.seeded("speed"):
             for what, seconds, ratio in measure(options.quick, options.folder):
                 print(json.dumps(dict(what=what, seconds=seconds, ratio=ratio)), flush=True)
