@@ -23,8 +23,8 @@ it exact at every length, in five stages (`learn_abc`, section 7):
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
    it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
    every answer, and continue them to any length as a bias on the attention scores, on the right: 0
-   on the strongest line, on others how much lower their means are, and -inf (-), which closes a
-   key, elsewhere. A line ends where the number ends.
+   on the strongest line, on others the difference of their means over all rows, and -inf (-), which
+   closes a key, elsewhere. Where the number ends, as above `&` in row 0, its lines end.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. Successor has 212 windows, and all of them
    occur in short numbers. A model that is right on each of them is right on numbers of any length.
@@ -116,14 +116,15 @@ class Task(NamedTuple):
     `total(carry, *digits)` combines the operands' digits with the carry of the place before. The
     total modulo the base is the answer's digit; the total divided by the base, rounded down, is the
     next carry. All are integer tensors of one shape. With headroom, numbers have leading zeros, and
-    operands whose final carry is not 0 are invalid; without it, the final carry is dropped."""
+    operands whose final carry is not 0 are invalid; without it, the final carry is dropped. For
+    a - b, not in TASKS, total is a - b + carry: a borrow is the carry -1, and a < b is invalid."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # each "number" (W digits) or "digit" (one digit), numbers first
     sign: str = ""  # the symbol of VOCAB that separates operands
     base: int = 10
     first: int = 0  # the carry into the last place
-    headroom: int = 1  # leading zeros, to make room for the answer; training numbers may have fewer
+    headroom: int = 1  # leading zeros of tested numbers; training numbers near LIMIT may lack them
     label: bool = False  # whether the answer is only the digit of the highest place
     steps: int = 600  # number of steps of the first training
     retrain_steps: int = 300  # maximum number of steps of the first attempt at retraining
@@ -137,11 +138,9 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width: digits for numbers below LIMIT and `headroom` more bits."""
-        width = 1
-        while self.base ** width < LIMIT * 2 ** self.headroom:
-            width += 1
-        return width
+        """The least training width: digits for LIMIT * 2^headroom, in which all answers fit."""
+        most = LIMIT * 2 ** self.headroom
+        return next(width for width in itertools.count(1) if self.base ** width >= most)
 
 def xor(carry, a):
     """Running xor: the answer's digit x is also the next carry, so the total is x + 2 * x."""
@@ -214,8 +213,8 @@ def draw_exact(base, length, B):
     return digits
 
 def draw_hard(base, length, B):
-    """-> (B, length): B numbers, each of zeros or of highest digits, a random share of which random
-    digits replace. They are hard: carries run far, and operands are short or nearly equal."""
+    """-> (B, length): B numbers of only zeros or only highest digits, where random digits replace a
+    random share. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (B, 1)) * (base - 1)
     other = torch.rand(B, length) < torch.rand(B, 1)
     return torch.where(other, torch.randint(base, (B, length)), usual)
@@ -235,10 +234,11 @@ def draw_questions(config, draw, length, n):
     `draw_columns`. Raises: BadInput if 20 draws of n find none."""
     width, found = max(config.widths[0], length + config.spec.headroom), {}
     for _ in range(20):
-        if len(found) < n:
-            columns = draw_columns(config.spec, draw, length, width, n)
-            for source, target in zip(*arrange(config.spec, columns, config.align)):
-                found.setdefault(source.numpy().tobytes(), (source, target))
+        if len(found) >= n:
+            break
+        columns = draw_columns(config.spec, draw, length, width, n)
+        for source, target in zip(*arrange(config.spec, columns, config.align)):
+            found.setdefault(source.numpy().tobytes(), (source, target))
     demand(found, f"{config.task}: no question was found in 20 draws of {n}")
     source, target = zip(*list(found.values())[:n])
     return torch.stack(source), torch.stack(target)
@@ -268,9 +268,9 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C),
-        weights (B, H, T, S), which are also kept. A bias of 10,000 digits would exhaust memory, so
-        it may be an iterator of pieces (rows, keys, bias (H, R, K) between these), which have all
-        rows in order and all keys that they see; the weights are then None."""
+        weights (B, H, T, S), which are also kept. For 10,000 digits, a bias would exhaust memory.
+        Then it is an iterator of pieces (rows, keys, bias (H, R, K)): together they have all rows,
+        in order, and each has all keys that its rows see. The weights are then None."""
         if bias is not None and not torch.is_tensor(bias):
             pieces = [self(x[:, rows], memory[:, keys], piece)[0] for rows, keys, piece in bias]
             self.weights = None
@@ -335,12 +335,13 @@ def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees itself and the w
     tokens before it; in cross-attention, the digits at place i and at the w places below it: with
     w = 1, row 0 sees `9&` of `$0129&`, row 1 sees `29`, and row 2 `12`. With interleaved operands
-    (step=2), a place has two digits. Source: v2, App. C.4; for the columns of w = 1, the authors'
-    code. Differs: v2's text also opens w positions on the other side; the code interleaves none."""
-    i, place = torch.arange(T)[:, None], torch.arange(S)
+    (step=2), a place has two digits. Source: v2, App. C.4; which columns these are, the authors'
+    code. Differs: v2's text also opens w positions on the other side, and the authors' code does
+    not interleave operands."""
+    i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        place = (S - 2 - place) // step  # counted from the end
-    return torch.zeros(1, T, S).masked_fill((place > i) | (place < i - w), -INF)
+        seen = (S - 2 - seen) // step  # the place of the digit; that of END is -1
+    return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -INF)
 
 # 3. Transformer and the table of methods ----------------------------------------------------------
 # A method has up to three parts. Each part is either a function, whose arguments before `;` are
@@ -391,7 +392,7 @@ class Method(NamedTuple):
     position: Callable = None
     bias: Callable = None
     scores: Callable = None
-    n_width: int = 1  # training widths; with one, as in the papers, a model can memorize END's row
+    n_width: int = 1  # training widths; from one, as in the papers, a model learns END's row
     align: bool = False  # the source interleaves its two operands
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = {}  # default values of other options of a run
@@ -411,8 +412,9 @@ METHODS = {  # section 5 adds "abc"
     "rpe-k": Method("relative table for keys, in every attention", scores=RelativeScores,
                     steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
-    # Far positions are learned only if zeros occupy them in training. Large embeddings and dropout
-    # favor content over position. More layers can compare a row's band with that of the row before.
+    # Far positions are trained only if leading zeros fill them, hence the width. Large embeddings
+    # and dropout favor content over position. With more layers, a row can also use the band of the
+    # row before it.
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, align=True,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
@@ -435,7 +437,8 @@ def make_bias(config, lines):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention (decoder), feed-forward. Differs: pre-norm by default."""
+    """Self-attention, cross-attention (decoder), feed-forward. Differs: pre-norm by default, and no
+    norm after the last layer of an encoder below a decoder."""
     def __init__(self, config, cross):
         super().__init__()
         scores, C = config.scheme.scores, config.d_model
@@ -505,7 +508,7 @@ class Transformer(nn.Module):
         """-> bias (1 or H, T, S), pieces or None; causal in self-attention."""
         with self.head.weight.device:
             bias = self.bias and self.bias(layer, attention, T, S)
-            if attention == "self" and (bias is None or torch.is_tensor(bias)):
+            if attention == "self" and (bias is None or torch.is_tensor(bias)):  # pieces are causal
                 bias = causal_bias(T) + (0 if bias is None else bias)
             return bias
 
@@ -547,20 +550,20 @@ def generate(model, source, limit):
 # 4. Training: optimizer, step, loop, data ---------------------------------------------------------
 
 class Optimizer:
-    """Muon for the matrices of layers, Adam at a quarter of its rate for all other weights; in the
-    paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set before
-    each step. Rates and state are tensors that change in place, as a CUDA graph refers to them.
-    Importing torch.optim would take a second. Source: Jordan et al. 2024 (Muon); Liu et al. 2025
-    (its scale, the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter 2019
-    (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
+    """Muon for the matrices of layers; Adam, at a quarter of the learning rate, for other weights.
+    In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
+    before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
+    them. Importing torch.optim would take a second. Source: Jordan et al. 2024 (Muon); Liu et al.
+    2025 (its scale, the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
+    2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
-        self.config, self.groups = config, {(): []}  # weights by shape, () for those of Adam
+        self.config, self.groups = config, {(): []}  # weights by shape, those of Adam by ()
         for name, weight in model.named_parameters():
             # Matrices of encoder.0, decoder.0, ..., except those of `scores` modules.
             layered = weight.dim() == 2 and "coder." in name and ".scores." not in name
             shape = weight.shape if layered and config.preset == "fast" else ()
             self.groups.setdefault(shape, []).append(weight)
-        self.values = []  # of each group one tensor, whose views its weights become
+        self.values = []  # for each group, a tensor of which its weights become views
         for shape, weights in self.groups.items():
             vector = nn.utils.parameters_to_vector(weights).detach()
             nn.utils.vector_to_parameters(vector, weights)
@@ -650,8 +653,8 @@ class Run(NamedTuple):
         """Add parts and save all as plain values and tensors, which load without running code."""
         self.parts.update(parts)
         if self.folder:
-            buffer, config = io.BytesIO(), self.config.values
-            torch.save(dict(config=config, vocab=VOCAB, parts=self.parts), buffer)
+            buffer = io.BytesIO()
+            torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
             write(f"{self.folder}/checkpoint.pt", buffer.getvalue())
 
 def new_model(run, name, model_class, config, **given):
@@ -777,25 +780,26 @@ def column_of(line, rows, blocks):
 EACH = (1,), (0,), (-1,)  # each direction is a group of its own
 
 def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=None):
-    """Attention (H, m, n) -> list of Line, those that stand out. Source: v1, Eqs. 1 and 2:
+    """Attention (H, m, n) -> list of Line, those that stand out. d_l is the mean (with total, the
+    sum) of line l. The lines of one head in all directions of a group have the mean mu of d_l, the
+    standard deviation sigma and the maximum d_max. Source: v1, Eqs. 1 and 2:
 
         bias of line l:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    d_l is the mean of a line or, with total, its sum. The lines of one head in all directions of a
-    group have the mean mu, the standard deviation sigma and the maximum d_max. ours: a line must
-    cross more than half of the rows, as short ones are high by chance, and kappa is multiplied by
-    sqrt(L - 1), the largest z among L lines, as the papers' 4 would open none of 16. In several
-    blocks of columns, verticals open only in first columns, as others mean nothing. Differs: the
-    printed condition, `d_l - d_max > threshold`, holds for no positive threshold, so d_l itself is
-    compared, as in the authors' code. That code also leaves out sums of 0, counts equal sums once,
-    compares by >=, and opens the end marker in row 0."""
+    ours: a line must cross more than half of the rows, as short ones are high by chance; and kappa
+    is a share of sqrt(L - 1), the largest z possible among L lines: of 16 lines, none reaches the
+    papers' 4. With several blocks, a vertical may only be a block's first column, as any other is
+    a different place at each width. Differs: the printed condition, `d_l - d_max > threshold`,
+    holds for no positive threshold, so d_l itself is compared, as in the authors' code. That code
+    also leaves out sums of 0, counts equal sums once, compares by >=, has the sum itself as the
+    bias, and opens the end marker in row 0."""
     found, parts = [], attention.split(blocks or attention.shape[2], 2)
     for group in groups:
         values = {}
         for direction, (block, maps) in itertools.product(group, enumerate(parts)):
-            for offset, line in lines_of(maps, direction).items():
-                if not ours or line.shape[1] > attention.shape[1] / 2:
-                    values[direction, block, offset] = line.sum(1) if total else line.mean(1)
+            for offset, x in lines_of(maps, direction).items():  # (H, elements)
+                if not ours or x.shape[1] > attention.shape[1] / 2:
+                    values[direction, block, offset] = x.sum(1) if total else x.mean(1)
         d = torch.stack(list(values.values()), 1)  # (H, L)
         sigma, mu = torch.std_mean(d, 1, correction=0, keepdim=True)
         unit = sigma * math.sqrt(len(values) - 1) if ours else sigma
@@ -830,7 +834,7 @@ RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
-    "v2": dict(self=dict(kappa=0.87, groups=((1, 0, -1),)),  # App. D
+    "v2": dict(self=dict(kappa=0.87, groups=((1, 0, -1),)),  # App. D; App. F reads otherwise
                cross=dict(kappa=4.5, groups=((1, 0, -1),))),
     "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),  # the authors' code
                  cross=dict(kappa=4.5, groups=((-1,),), total=True)),
@@ -840,7 +844,7 @@ def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     """For models of one's own: attention (H, m, n), averaged over examples but not heads (as by
     nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N), d_l - d_max along its
     extended lines, -inf elsewhere. In self-attention, add `causal_bias(M)`. rules: a key of RULES,
-    used as for cross-attention; ours take all directions. `changes` override its arguments.
+    whose arguments for cross-attention are used, ours in all directions; `changes` override them.
     blocks: list of (size now, size then), by default one block. Source: v1, Sec. 5, step 2; v2,
     App. D, step 2. Raises: BadInput, a ValueError."""
     demand(attention.dim() == 3 and attention.isfinite().all(),
@@ -868,13 +872,13 @@ def bias_in_pieces(lines, rows, blocks, make):
     """Yield pieces: rows, the keys on a line in one of these rows and key 0, make(rows, keys)."""
     distinct = {line.path: line for line in lines}.values()
     for some in rows.split(2048 if rows.is_cuda else 128):  # the fastest
-        keys = [column_of(line, some, blocks) for line in distinct] + [0 * some[:1]]
+        keys = [column_of(line, some, blocks) for line in distinct] + [some.new_zeros(1)]
         keys = torch.cat(keys).clamp(min=0).unique()
         yield some, keys, make(some, keys)
 
 class CalibratedBias(nn.Module):
     """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2."""
-    def __init__(self, config, lines=()):
+    def __init__(self, config, lines):
         super().__init__()
         self.config, self.lines = config, list(lines)
 
@@ -913,8 +917,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, kappa):
     """Attention of `average_attention` -> list of Line. By our rules, each layer has lines of its
-    own, above `kappa`; by others, all use those of the last one (authors' code: the third's). Only
-    rows that training fills count (authors' code: 6). Source: v2, App. D."""
+    own, above `kappa`; by others, all use those of the last one. Source: v2, App. D. Differs: only
+    rows that training fills count (authors' code: 6; the papers take whole lines)."""
     n_row, found, ours = config.spec.width + 1, [], config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -944,20 +948,20 @@ def calibrate(config, attention, kappa):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? Let the places that a row sees span `reach` places. Those below
-# this span matter only through the carry that they hand on, and those above it only because the
-# final carry must be 0. From some place up, the set of carries that can arrive stays the same. So
-# does, from some place down from the headroom, the set of carries that can still end in 0. Let
-# `settled` places be enough for both. Then all rows that stand like this see the same windows,
-# whatever the width:
+# Which numbers show all windows? Let the places that a row sees lie in a span of `reach` places.
+# Places below it matter only through the carry that they hand on; places above it, only because the
+# final carry must be 0. Going up from place 0, the set of carries that can arrive soon stops
+# changing; going down from the headroom, so does the set of carries that can still end in 0. Let
+# `settled` places be enough for both. Then all rows with at least `settled` places on both sides of
+# the span see the same windows, at any width:
 #
 #     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
 #
-# A number of `settled + reach + settled + headroom` places has such a row. For addition, carries
-# are {0} in the last place and {0, 1} from the next one on, so 1 + 2 + 1 + 1 = 5 places are enough;
-# training numbers have 7 or more. A row of a longer number with too few places on one side has
-# enough on the other, and sees what the row equally far from that end sees in this number. So all
-# windows occur in training widths up to this one or, if positions repeat after p rows, in p widths.
+# A number of N = settled + reach + settled + headroom places has such a row. For addition, carries
+# are {0} in the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5; training
+# numbers have 7 or more. A row of a longer number that is too near one end sees what the row at the
+# same distance from that end sees in a number of N places. So widths up to N show all windows; if
+# positions repeat after p rows, the next p - 1 widths are needed, too.
 #
 # Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
 # right on every window, so is row t. Hence greedy decoding is right at any length. At other widths,
@@ -978,11 +982,10 @@ class Windows(NamedTuple):
     why: str = ""
 
 def views_of_rows(bias, period, source, target, rows):
-    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, L), equal
-    where a model with this bias sees the same: the token before the row and, for each head and
-    token, the share of the weights that the bias alone would give to keys with this token. If
-    positions repeat, tokens include their index modulo `period`, in a source from its end."""
-    period = period or 1  # all indices are 0 modulo 1
+    """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, features),
+    equal where models with this bias see the same: the token before the row and, for each head and
+    token, the share of the weights that the bias alone gives to keys with this token. Tokens
+    include their index modulo `period`, in a source from its end; 1 if positions do not count."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
@@ -997,9 +1000,9 @@ def collect_windows(config, lines, questions):
     """Read questions, up to a clash -> the Windows that they show to models with these lines or, if
     lines is None, with the band of the method. questions: source (B, S), target (B, T + 1), rows
     [R]."""
-    bias, seen, kept = make_bias(config, lines), {}, []
+    bias, seen, kept = make_bias(config, lines), {}, []  # a new bias is in training mode, so dense
     for source, target, rows in questions:
-        views = views_of_rows(bias, config.scheme.period, source, target, rows)
+        views = views_of_rows(bias, config.scheme.period or 1, source, target, rows)
         tokens, new = target[:, 1:][:, rows].flatten().tolist(), []
         for index, view in enumerate(views.flatten(0, 1).numpy()):
             window, token, n = view.tobytes(), tokens[index], index // len(rows)
@@ -1017,8 +1020,8 @@ def collect_windows(config, lines, questions):
     return Windows(seen, kept)
 
 def follow_carries(spec, singles):
-    """All carries that places can hand on, for given single digits, which are the same at every
-    place -> {carry: [(digits of all operands, token, next carry), ...]}, zeros first. For n + 1:
+    """All carries that a place can hand on, given the single digits, the same at every place ->
+    {carry: [(digits of all operands, token, next carry), ...]}, zeros first. For n + 1:
     {1: [((0,), 1, 0), ..., ((9,), 0, 1)], 0: [((0,), 0, 0), ...]}. Raises: RunFailed."""
     numbers = itertools.product(range(spec.base), repeat=spec.operands.count("number"))
     columns = [digits + singles for digits in numbers]
@@ -1058,9 +1061,10 @@ def places_to_settle(spec, table):
 
 def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
-    tokens at these places. All places are relative to the row. From the last one on, every partial
-    question is extended by all digits of a place; of those that look alike to the row and hand on
-    the same carry, one is kept. Above all that it sees, any ending will do. Raises: RunFailed."""
+    tokens at these places. Places are relative to the row. From the last one on, every partial
+    question is extended by all digits of the next place; of those that the row cannot tell apart
+    and that hand on the same carry, one is kept. Above all that the row sees, any valid ending will
+    do. Raises: RunFailed."""
     end = width - row  # places are below this
     top = min(end, max(digits | tokens) + 1)
     partial = {((), spec.first): ()}  # what the row has seen, carry -> digits of all places
@@ -1071,7 +1075,11 @@ def questions_of_row(spec, table, width, row, digits, tokens):
             if len(partial) * len(moves) > TOO_MANY:
                 raise RunFailed(f"a place leads to more than {TOO_MANY:,} partial questions")
             for column, token, after in moves:
-                look = seen + (column,) * (place in digits) + (token,) * (place in tokens)
+                look = seen
+                if place in digits:
+                    look += column
+                if place in tokens:
+                    look += (token,)
                 extended.setdefault((look, after), columns + (column,))
         partial = extended
     ending = endings(spec, table, end - top)
@@ -1106,25 +1114,24 @@ def has_windows(config):
 
 def enumerate_windows(config, lines=None):
     """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
+    if not has_windows(config):
+        why = "a proof needs windows, one layer, our rules, no encoder, positions or label"
+        return Windows({}, [], why=why)
     try:
-        if not has_windows(config):
-            raise RunFailed("a proof needs windows, one layer, our rules, no encoder, positions or "
-                            "label")
-        windows = collect_windows(config, lines, short_questions(config, lines))
-        LOG.info(f"{len(windows.seen):,} windows")
-        return windows
+        return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
         return Windows({}, [], why=str(error))
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows" and "margin", the least lead, in
-    logits, of a right token over all others. It must be MARGIN and a thousandth of the largest
-    logit; what the latter has above MARGIN is subtracted. Checking ends with a chunk that fails."""
+    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least lead, in
+    logits, of a right token over all others, less the amount by which a thousandth of the largest
+    logit exceeds MARGIN. Checking ends with the first chunk of which it is below MARGIN, or NaN."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
-    margin, why = INF, "" if windows.questions else "there are no questions"
+    margin = INF
+    why = "" if windows.questions else "there are no questions"
     for source, target in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
@@ -1140,7 +1147,7 @@ def drop_lines(lines, clashes):
     """Lines that determine the answers -> a minimal subset of which clashes(lines) is still false.
     The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
     stays: its token is in every window anyway, but is learned more slowly without it."""
-    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # largest
+    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # the largest
     for path in sorted(strength, key=strength.get):
         fewer = [line for line in lines if line.path != path]
         if path != ("self", 1, 0, 0) and not clashes(fewer):
@@ -1179,10 +1186,11 @@ def choose_lines(config, attention):
 def learn_abc(run):
     """Train a model by ABC in five stages -> proof. Source: v1, Sec. 5; v2, App. D. Differs: small
     numbers come first; rates fall; kappa falls until windows determine the answer; lines are few;
-    retraining starts from the vanilla model and ends with the proof."""
+    retraining starts from the vanilla model, but with queries and keys that are and stay zero, and
+    ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. From random weights: a vanilla model learns the training numbers. It is never tested.
-    plain = config.replace(method="vanilla", lengths=(6,))  # long ones are only ABC's
+    plain = config.replace(method="vanilla", lengths=(6,))  # others refuse long ones
     vanilla = new_model(run, "vanilla", Transformer, plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1280,8 +1288,9 @@ def draw_pairs(config, B, length):
     return tokens, F.pad(label, (1, 0))
 
 class PairsHead(nn.Module):
-    """source (B, T), target -> logits (B, T, 2), 0 and z. Differs: an output bias of +5 makes every
-    integer predict 1 at first; the larger embedding of the dummy lets it learn 0 quickly."""
+    """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2), 0 and z. Differs: an output bias
+    of +5 makes every integer predict 1 at first; the larger embedding of the dummy, of standard
+    deviation 1, lets it learn 0 quickly."""
     def __init__(self, config):
         super().__init__()
         self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
@@ -1334,7 +1343,7 @@ ENCODER_TASKS = {
 }
 
 def settle_encoder(config):
-    """Derive and check options of an encoder."""
+    """Derive and check options of an encoder. Its answers have 2W + 1 tokens or fewer."""
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
     needed = max(*config.lengths, *config.prime_lengths, config.train_digits,
                  config.second_digits or 1, len(str(config.modulus or 1)) // 2)  # 2W + 1 tokens
@@ -1375,7 +1384,7 @@ def encoder_data(config, n_short, n_long, steps):
     ones, whose second operand is drawn each time. The curve has the accuracy on new questions of
     train_digits and of the longest prime_lengths (Figs. 3b, 4d). Differs: 100 warm-up steps; draws
     with replacement; by default, equally many short numbers of each length."""
-    def draw_short(length):
+    def draw_short(length):  # fast: a uniform length first; paper: a uniform number
         least = 0
         if config.preset == "fast":
             length = RANDOM.randint(1, length)
@@ -1418,15 +1427,16 @@ def learn_encoder(run):
 
 # 10. Options, checkpoints, command line -----------------------------------------------------------
 # Defaults of the options of a run by kind of model (universal: as encoder) and in the paper preset
-# (=: the same). None is taken from the task or derived; a dot is an option that is not there.
-# v2, App. B and D, with batch, steps and width of addition in its code (retraining: a tenth).
-# Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples; its multiplication needs --second-digits 3.
+# (=: the same). None is taken from the task or derived; a dot is an option that is not there. The
+# paper presets are those of v2, App. B and D, with batch, steps and width of addition in its code
+# and a tenth of the steps for retraining, and of Jelassi, Sec. 2.2: 15,000 epochs of 5,000
+# examples; its multiplication needs --second-digits 3.
 
 OPTIONS = """
 option           seq2seq     paper   encoder  paper         pairs
 --task           .           .       .        .             .      what to learn, see --list
 --model          .           .       .        .             .      what learns it, see --list
---preset         'fast'      =       'fast'   =             .      fast, or paper: as published
+--preset         'fast'      =       'fast'   =             .      or paper: sizes as published
 --seed           0           =       0        =             0      seed of all random draws
 --method         'abc'       =       'rpe-k'  =             .      position scheme, see --list
 --rules          'ours'      'v2'    .        .             .      of ABC: ours, v1, v2, code
@@ -1470,9 +1480,8 @@ def settle_seq2seq(config):
     """Derive and check options of an encoder-decoder."""
     spec, scheme, digits = config.spec, config.scheme, VOCAB.index("+")
     signs = sorted(set(VOCAB[digits:]) - {START, END, PAD})
-    ordered = re.fullmatch("number( number)*( digit)*", " ".join(spec.operands))
-    demand(ordered and (len(spec.operands) == 1 or spec.sign in signs)
-           and isinstance(spec.base, int) and 2 <= spec.base <= digits,
+    demand(re.fullmatch("number( number)*( digit)*", " ".join(spec.operands))
+           and (len(spec.operands) == 1 or spec.sign in signs) and 2 <= spec.base <= digits,
            f"--task: {config.task} needs a base of 2 to {digits}, operands that are numbers, then "
            f"digits, and between them a sign of {signs}")
     config.align = scheme.align and len(spec.operands) == 2
@@ -1520,7 +1529,7 @@ def flag(name):
 
 def accept(name, value, default):
     """A value of an option, or its text, e.g. "5,6" -> a plain value of the default's type: text or
-    bool, fraction up to 1, integer up to 10^9, or tuple of such integers. Raises: BadInput."""
+    bool, fraction up to 1, integer of 1 (or a default of 0) to 10^9, or tuple. Raises: BadInput."""
     if name in CHOICES:
         choices = list(CHOICES[name])
         demand(value in choices, f"{flag(name)}: {value!r} is none of {choices}")
@@ -1530,7 +1539,7 @@ def accept(name, value, default):
     if isinstance(default, float):
         read, least, most = float, 0, 1
     try:
-        numbers = tuple([read(str(number)) for number in several])
+        numbers = tuple(read(str(number)) for number in several)
         demand(least <= min(numbers) <= max(numbers) <= most, "")
         if not isinstance(default, tuple):
             [numbers] = numbers
@@ -1541,7 +1550,7 @@ def accept(name, value, default):
 class Config:
     """Options of a run as attributes, and as plain values in `values`. Defaults are those of the
     preset, the method, the task and the kind of model, in this order of precedence. Differs: they
-    are small and fast; the paper preset has the sources' values. Raises: BadInput."""
+    are small and fast; the paper preset has the values that the sources name. Raises: BadInput."""
     method, preset, n_layer, n_head = None, "fast", 0, 1  # where a kind of model lacks the option
 
     def __init__(self, task="successor", model=None, **given):
@@ -1553,15 +1562,16 @@ class Config:
         for name in given:
             demand(name in values, f"{flag(name)}: not an option of {task}, {model}")
         self.scheme = METHODS.get(str(given.get("method") or values.get("method")), Method(""))
+        # The task's steps, batch, lr, ..., where they are options.
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         if model == "seq2seq":
             values["steps"] *= self.scheme.steps_factor
             values |= self.scheme.defaults
+        accepted = {name: accept(name, value, values[name])
+                    for name, value in given.items() if value is not None}
         if given.get("preset") == "paper":
             values |= options_of(OPTIONS, self.kind.column + 1)
-        for name, value in given.items():
-            if value is not None:
-                values[name] = accept(name, value, values[name])
+        values |= accepted
         vars(self).update(values)
         self.kind.settle(self)
         n = self.n_head * (1 + (self.scheme.scores is rotary))  # which needs pairs
@@ -1647,7 +1657,7 @@ def execute(run, options):
     config = run.config
     LOG.info(f"{config.task}, seed {config.seed}, {run.device}, {run.folder or ''}")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more help little
+        torch.set_num_threads(1)  # more threads help little
     run.keep()
     if "proof" not in run.parts:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
@@ -1669,7 +1679,7 @@ def make_runs(given, options):
     folder = options["from"]
     if folder is not None:
         config, parts = read_checkpoint(folder)
-        finished = Path(folder, "result.json").exists()  # it stays as it is
+        finished = Path(folder, "result.json").exists()  # then it stays as it is
         return [Run(config.replace(**given), parts, None if finished else folder, device)]
     config, runs = Config(**given), []
     seeds = range(config.seed, config.seed + accept("seeds", options["seeds"], 1))
@@ -1692,7 +1702,7 @@ def ask_all(options):
            f"--ask: only encoder-decoders can be asked, not {config.model}")
     LOG.info(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}")
     for question in options["ask"]:
-        print(ask(model, config, question), flush=True)
+        print(ask(model, config, question))
 
 def list_entries():
     for name, kind in KINDS.items():
@@ -1744,7 +1754,7 @@ def main(argv=None):
                     execute(run, options)
                 except RunFailed as error:
                     code = fail(error, 1)
-        print(end="", flush=True)
+        sys.stdout.flush()  # so that full or closed output is met here
         return code
     except KeyboardInterrupt:
         return fail("interrupted; go on by --from DIR", 130)
@@ -1755,5 +1765,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     code = main()
-    sys.stdout = None  # which has been flushed; if that failed, it must not be tried again
+    sys.stdout = None  # which has been flushed; the exit must not try again
     sys.exit(code)

@@ -1249,7 +1249,7 @@ def test_values_are_brought_to_their_types_without_tensors():
     assert [type(x) for x in (config.task, config.seed, config.lengths)] == [str, int, tuple]
 
 @parametrize("wrong", [
-    dict(sign=""), dict(sign="&"), dict(base=12), dict(base=10.0),
+    dict(sign=""), dict(sign="&"), dict(base=12),
     dict(operands=("digit", "number"))])
 def test_entries_that_cannot_be_learned_are_refused_by_name(monkeypatch, wrong):
     monkeypatch.setitem(L.TASKS, "odd", L.TASKS["addition"]._replace(**wrong))
