@@ -23,17 +23,17 @@ it exact at every length, in five stages (`learn_abc`, section 7):
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
    it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
    every answer, and continue them to any length as a bias on the attention scores, on the right: 0
-   on the strongest line, on others the difference of their means over all rows, and -inf (-), which
-   closes a key, elsewhere. Where the number ends, as above `&` in row 0, its lines end.
+   on the head's strongest line, on others the difference of their means over all rows, and -inf
+   (-), which closes a key, elsewhere. Lines stop at the end of the number, so `&` is closed.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. Successor has 212 windows, and all of them
    occur in short numbers. A model that is right on each of them is right on numbers of any length.
 
 Sections 1 to 4 define transformers and train them, 5 to 7 are ABC, 8 (consecutive pairs) and 9
 (encoders) are separate experiments, and 10 is the command line. Sections 1 to 7 use nothing of 8 to
-10 but `config`. Its attributes are the options of a run and what follows from them: its entries
-`spec` in TASKS, `scheme` in METHODS and `kind` in KINDS, the training `widths`, and whether to
-`align` operands.
+10 but `config`. It has the options of a run, also as plain `values`, and what follows from them:
+the entries `spec` in TASKS, `scheme` in METHODS and `kind` in KINDS, the training `widths`, and
+whether to `align` operands. `config.replace(...)` returns another one.
 
 Sizes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W
 digits of a number. Attention is m x n at the training length and M x N at any other. Lengths are in
@@ -138,7 +138,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width: digits for LIMIT * 2^headroom, in which all answers fit."""
+        """The least training width, in which LIMIT * 2^headroom and all answers of TASKS fit."""
         most = LIMIT * 2 ** self.headroom
         return next(width for width in itertools.count(1) if self.base ** width >= most)
 
@@ -202,7 +202,7 @@ def example(task, *operands, width=1, align=False):
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
-    """-> training, held-out integers, 7 : 1, sorted. Source: v2, App. B. Differs: 2^20 left out."""
+    """-> training, held-out integers, 7 : 1, sorted. Source: v2, App. B. Differs: without 2^20."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
 
@@ -335,7 +335,7 @@ def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees itself and the w
     tokens before it; in cross-attention, the digits at place i and at the w places below it: with
     w = 1, row 0 sees `9&` of `$0129&`, row 1 sees `29`, and row 2 `12`. With interleaved operands
-    (step=2), a place has two digits. Source: v2, App. C.4; which columns these are, the authors'
+    (step=2), a place has two digits. Source: v2, App. C.4; for the choice of columns, the authors'
     code. Differs: v2's text also opens w positions on the other side, and the authors' code does
     not interleave operands."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
@@ -392,7 +392,7 @@ class Method(NamedTuple):
     position: Callable = None
     bias: Callable = None
     scores: Callable = None
-    n_width: int = 1  # training widths; from one, as in the papers, a model learns END's row
+    n_width: int = 1  # number of training widths; with one, as in the papers, END's row is learned
     align: bool = False  # the source interleaves its two operands
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = {}  # default values of other options of a run
@@ -494,7 +494,7 @@ class Transformer(nn.Module):
 
     def embed(self, tokens, side):
         """Tokens (B, T) of a side -> embeddings with positions (B, T, C). Source: v2, App. C.4, for
-        repeating positions. Differs: in a source, these count from its end."""
+        repeating positions. Differs: in a source, these are counted from its end."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
             with x.device:
@@ -554,10 +554,10 @@ class Optimizer:
     In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
     before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
     them. Importing torch.optim would take a second. Source: Jordan et al. 2024 (Muon); Liu et al.
-    2025 (its scale, the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
+    2025 (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
     2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
-        self.config, self.groups = config, {(): []}  # weights by shape, those of Adam by ()
+        self.config, self.groups = config, {(): []}  # Muon's weights by shape, all others by ()
         for name, weight in model.named_parameters():
             # Matrices of encoder.0, decoder.0, ..., except those of `scores` modules.
             layered = weight.dim() == 2 and "coder." in name and ".scores." not in name
@@ -618,9 +618,10 @@ def take_step(model, optimizer, source, target):
 
 def graphed_step(model, optimizer, *batch):
     """`take_step`, on CUDA as a graph: hundreds of kernel launches take about 9 ms, a replay 1 ms.
-    The first batch of a shape is an ordinary step, as warm-up. The second is captured, which runs
-    nothing; it and later ones are copied into the graph and replayed, which overwrites the loss."""
-    graphs, shape = optimizer.graphs, batch[0].shape  # which determines that of the target
+    The first batch of a shape takes an ordinary step, as warm-up. At the second, the step is
+    captured, which does not execute it. This and all later batches are copied into the inputs of
+    the graph, which is replayed. A replay overwrites the loss."""
+    graphs, shape = optimizer.graphs, batch[0].shape  # this also determines the target's shape
     if not optimizer.share.is_cuda or shape not in graphs:
         graphs[shape] = None
         return take_step(model, optimizer, *batch)
@@ -663,11 +664,12 @@ def new_model(run, name, model_class, config, **given):
         return model_class(config, **given).to(run.device)
 
 def train(run, model, name, data, prove=None):
-    """Train a model from where run.parts[name] ends, and save it there. A part without "optimizer"
-    is finished. data has the number of `steps`, batch(step) -> source (B, S), target (B, T + 1),
-    rate(step) -> share of the peak rate, and check(model) -> list. Every 100 steps, the curve gets
-    [step, loss, *check]. prove: model -> {"proved", ...}; every 25 steps from step 50 on, training
-    ends if the model is proved. Raises: RunFailed if the loss is not finite."""
+    """Train a model, resuming from run.parts[name] if there is one, and save into it. A finished
+    part has no "optimizer". data has the number of `steps`, batch(step) -> source (B, S), target
+    (B, T + 1), rate(step) -> share of the peak rate, and check(model) -> list. Every 100 steps and
+    at the end, the curve gets [step, loss, *check]. prove: model -> {"proved", ...}; every 25 steps
+    from step 50 on, training ends if the model is proved. Raises: RunFailed if the loss is not
+    finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
@@ -709,11 +711,11 @@ def numbers_data(config, numbers, steps, first_training):
     spec, (training, held_out) = config.spec, numbers
 
     def batch(step, B=config.batch, pool=training):
-        """-> B questions of one training width. Those of the last step are uniform in the pool."""
+        """-> up to B questions of one training width, in the last step uniform in the pool."""
         power = 6 - 5 * step / steps if first_training else 1.0  # falls from 6 to 1
 
         def draw(base, length, n):
-            pick = (len(pool) * torch.rand(n) ** power).long()
+            pick = (len(pool) * torch.rand(n) ** power).long()  # pools are sorted: small ones first
             return pool[pick, None] // base ** torch.arange(length) % base
 
         width, drawn = config.widths[torch.randint(len(config.widths), ())], []
@@ -781,18 +783,19 @@ EACH = (1,), (0,), (-1,)  # each direction is a group of its own
 
 def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=None):
     """Attention (H, m, n) -> list of Line, those that stand out. d_l is the mean (with total, the
-    sum) of line l. The lines of one head in all directions of a group have the mean mu of d_l, the
-    standard deviation sigma and the maximum d_max. Source: v1, Eqs. 1 and 2:
+    sum) of line l. A group is a tuple of directions that share statistics: over its lines in one
+    head, d_l has the mean mu, the standard deviation sigma and the maximum d_max. Source: v1, Eqs.
+    1 and 2:
 
         bias of line l:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
     ours: a line must cross more than half of the rows, as short ones are high by chance; and kappa
     is a share of sqrt(L - 1), the largest z possible among L lines: of 16 lines, none reaches the
-    papers' 4. With several blocks, a vertical may only be a block's first column, as any other is
-    a different place at each width. Differs: the printed condition, `d_l - d_max > threshold`,
-    holds for no positive threshold, so d_l itself is compared, as in the authors' code. That code
-    also leaves out sums of 0, counts equal sums once, compares by >=, has the sum itself as the
-    bias, and opens the end marker in row 0."""
+    papers' 4. With several blocks, only a block's first column may be a vertical, as other columns
+    are different places at different widths. Differs: the printed condition, `d_l - d_max >
+    threshold`, holds for no positive threshold, so d_l itself is compared, as in the authors' code.
+    That code also leaves out sums of 0, counts equal sums once, compares by >=, has the sum itself
+    as the bias, and opens the end marker in row 0."""
     found, parts = [], attention.split(blocks or attention.shape[2], 2)
     for group in groups:
         values = {}
@@ -812,12 +815,12 @@ def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=No
     return found
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
-    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,), in ascending order: -inf
-    except on lines; where two cross, the greater bias counts. In self-attention, no row sees later
+    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf except on lines, and
+    where two cross, the greater bias. In self-attention, no row sees later
     columns. Rows that see nothing are opened: by our rules at column 0, the same at every length;
     by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
     bias, opened = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device), {}
-    for line in sorted(lines, key=lambda line: line.bias):
+    for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
         if line.path not in opened:  # the same elements in all heads
             column = column_of(line, rows, blocks)[:, None]
             allowed = (column <= rows[:, None]) | (line.attention == "cross")
@@ -829,7 +832,7 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     return bias.masked_fill(empty, 0)
 
 # The arguments of `find_lines` in self- and cross-attention by each rule set. Our kappa of 0.5 is
-# used only where no proof is possible; elsewhere, `choose_lines` tries KAPPAS.
+# used only by `abc_bias` and where no proof is possible; else `choose_lines` tries KAPPAS.
 RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),
@@ -843,8 +846,8 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     """For models of one's own: attention (H, m, n), averaged over examples but not heads (as by
     nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N), d_l - d_max along its
-    extended lines, -inf elsewhere. In self-attention, add `causal_bias(M)`. rules: a key of RULES,
-    whose arguments for cross-attention are used, ours in all directions; `changes` override them.
+    extended lines, -inf elsewhere. In self-attention, add `causal_bias(M)`. rules: a key of RULES;
+    its arguments for cross-attention apply (for "ours", with all directions), if not overridden.
     blocks: list of (size now, size then), by default one block. Source: v1, Sec. 5, step 2; v2,
     App. D, step 2. Raises: BadInput, a ValueError."""
     demand(attention.dim() == 3 and attention.isfinite().all(),
@@ -860,8 +863,9 @@ def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     return bias.to(attention)
 
 def blocks_of(config, attention, N):
-    """-> sizes of the blocks of N columns. By our rules, in cross-attention, `$0123|+0748|&` or
-    `$0123|*|7|&`: a number and the symbol on its left, or any other column. Else one block."""
+    """-> sizes of the blocks of N columns. By our rules, cross-attention has one for each number with
+    the symbol on its left, and one for each other column: `$0123|+0748|&`, `$0123|*|7|&`. Otherwise
+    all columns are one block."""
     if config.rules != "ours" or attention == "self":
         return [N]
     operands = config.spec.operands
@@ -871,7 +875,7 @@ def blocks_of(config, attention, N):
 def bias_in_pieces(lines, rows, blocks, make):
     """Yield pieces: rows, the keys on a line in one of these rows and key 0, make(rows, keys)."""
     distinct = {line.path: line for line in lines}.values()
-    for some in rows.split(2048 if rows.is_cuda else 128):  # the fastest
+    for some in rows.split(2048 if rows.is_cuda else 128):  # the fastest sizes
         keys = [column_of(line, some, blocks) for line in distinct] + [some.new_zeros(1)]
         keys = torch.cat(keys).clamp(min=0).unique()
         yield some, keys, make(some, keys)
@@ -910,7 +914,7 @@ def average_attention(model, source, target):
     code, weights are averaged, not scores. Raises: RunFailed if no answer is right."""
     right = right_tokens(model, source, target).all(1)
     if not right.any():
-        raise RunFailed("the model answers no example correctly; raise --steps")
+        raise RunFailed("the model answers no example correctly; e.g. raise --steps")
     model(source[right], target[right, :-1])
     attentions = [(layer.self_attention, layer.cross_attention) for layer in model.decoder]
     return [torch.stack([x.weights.mean(0).cpu() for x in each]) for each in zip(*attentions)]
@@ -948,12 +952,12 @@ def calibrate(config, attention, kappa):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? Let the places that a row sees lie in a span of `reach` places.
-# Places below it matter only through the carry that they hand on; places above it, only because the
-# final carry must be 0. Going up from place 0, the set of carries that can arrive soon stops
-# changing; going down from the headroom, so does the set of carries that can still end in 0. Let
-# `settled` places be enough for both. Then all rows with at least `settled` places on both sides of
-# the span see the same windows, at any width:
+# Which numbers show all windows? Call the places that a row sees its span, `reach` places long.
+# Places below it act only through the carry that they hand up; places above it only require that
+# the final carry is 0. Within `settled` places of the last place, the set of carries that can
+# arrive becomes constant. Within `settled` places of the headroom, so does the set of carries that
+# can still end in 0. So all rows farther than that from both ends see the same windows, at any
+# width:
 #
 #     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
 #
@@ -984,8 +988,9 @@ class Windows(NamedTuple):
 def views_of_rows(bias, period, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, features),
     equal where models with this bias see the same: the token before the row and, for each head and
-    token, the share of the weights that the bias alone gives to keys with this token. Tokens
-    include their index modulo `period`, in a source from its end; 1 if positions do not count."""
+    token, the share of the weights that the bias alone gives to keys with this token. Tokens are
+    paired with their index modulo `period`, in a source counted from its end; with a period of 1,
+    the index means nothing."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
@@ -1009,11 +1014,11 @@ def collect_windows(config, lines, questions):
             if window not in seen:
                 seen[window] = token, source, target, n
                 new.append(n)
-            other, sources, targets, m = seen[window]
-            if token != other:
-                clash = [(source[n, None], target[n, None]), (sources[m, None], targets[m, None])]
+            first, sources, targets, m = seen[window]
+            if token != first:
+                clash = (source[n, None], target[n, None]), (sources[m, None], targets[m, None])
                 why = (f"{decode(source[n])} and {decode(sources[m])} look the same to a row that "
-                       f"must write {VOCAB[token]} or {VOCAB[other]}")
+                       f"must write {VOCAB[token]} or {VOCAB[first]}")
                 return Windows(seen, kept, clash, why)
         if new:
             kept += zip(source[new].split(500), target[new].split(500))
@@ -1048,8 +1053,9 @@ def endings(spec, table, n):
     return ending
 
 def places_to_settle(spec, table):
-    """-> `settled` of the proof. Raises: RunFailed if there is no such number."""
+    """-> `settled`. Raises: RunFailed if there is no such number."""
     links = {(carry, after) for carry, moves in table.items() for _, _, after in moves}
+    # The carries that arrive n places from the last one, and that can end n below the headroom.
     arrive, can_end = {spec.first}, set(endings(spec, table, spec.headroom))
     for n in range(100):
         next_arrive = {after for carry, after in links if carry in arrive}
@@ -1061,13 +1067,13 @@ def places_to_settle(spec, table):
 
 def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
-    tokens at these places. Places are relative to the row. From the last one on, every partial
-    question is extended by all digits of the next place; of those that the row cannot tell apart
-    and that hand on the same carry, one is kept. Above all that the row sees, any valid ending will
-    do. Raises: RunFailed."""
+    tokens at these places, sets relative to the row. Partial questions grow from the last place up,
+    by all digits that a place can have. Of those that the row cannot tell apart and that hand on
+    the same carry, one is kept. Above all that it sees, any valid ending will do. Raises:
+    RunFailed."""
     end = width - row  # places are below this
     top = min(end, max(digits | tokens) + 1)
-    partial = {((), spec.first): ()}  # what the row has seen, carry -> digits of all places
+    partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
     for place in range(-row, top):
         extended = {}
         for (seen, carry), columns in partial.items():
@@ -1124,9 +1130,9 @@ def enumerate_windows(config, lines=None):
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least lead, in
-    logits, of a right token over all others, less the amount by which a thousandth of the largest
-    logit exceeds MARGIN. Checking ends with the first chunk of which it is below MARGIN, or NaN."""
+    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least of lead -
+    max(MARGIN, largest logit / 1000) + MARGIN, where lead is that of a right token, in logits, over
+    all others. Proved if it is MARGIN or more. Checking stops at the first chunk that fails."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
@@ -1144,7 +1150,7 @@ def prove(model, windows):
     return dict(proved=not why, why=why, windows=len(windows.seen), margin=round(margin, 3))
 
 def drop_lines(lines, clashes):
-    """Lines that determine the answers -> a minimal subset of which clashes(lines) is still false.
+    """Lines that determine the answers -> a minimal subset for which clashes(subset) is false, too.
     The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
     stays: its token is in every window anyway, but is learned more slowly without it."""
     strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # the largest
@@ -1190,7 +1196,7 @@ def learn_abc(run):
     ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. From random weights: a vanilla model learns the training numbers. It is never tested.
-    plain = config.replace(method="vanilla", lengths=(6,))  # others refuse long ones
+    plain = config.replace(method="vanilla", lengths=(6,))  # it refuses long ones
     vanilla = new_model(run, "vanilla", Transformer, plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1209,7 +1215,7 @@ def learn_abc(run):
     for attempt in 1, 2:
         # 4. From the vanilla weights, with queries and keys set to zero, so that the bias alone
         # determines attention. They stay zero, as the gradient of each has the other as a factor.
-        # The second attempt, and the only one under the other rules, starts from random weights.
+        # A second attempt, and all attempts under other rules, start from random weights.
         name = f"attempt {attempt}"
         model = new_model(run, name, Transformer, config, lines=lines)
         if attempt == 1 and config.rules == "ours":
@@ -1236,15 +1242,15 @@ def learn_method(run):
 
 def draw_tests(config, length):
     """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
-    n = config.samples if length <= 100 else min(config.samples, 200)  # long ones take long
+    n = config.samples if length <= 100 else min(config.samples, 200)  # long ones are slow
     tests = dict(random=draw_questions(config, draw_exact, length, n))
     if length == max([x for x in config.lengths if x <= 60], default=0):
         tests["hard"] = draw_questions(config, draw_hard, length, n)
     return tests
 
 def evaluate(model, config):
-    """Test at config.lengths -> {"rows", "seconds"}. A row counts exact answers, "correct" of "n",
-    and has the accuracy of each digit, "places"."""
+    """Test at config.lengths -> {"rows", "seconds"}. A row has the number of exact answers,
+    "correct" of "n", and the accuracy of each digit, "places"."""
     rows, start = [], time.perf_counter()
     for length in config.lengths:
         with seeded(config.seed, "test", length):
@@ -1427,7 +1433,7 @@ def learn_encoder(run):
 
 # 10. Options, checkpoints, command line -----------------------------------------------------------
 # Defaults of the options of a run by kind of model (universal: as encoder) and in the paper preset
-# (=: the same). None is taken from the task or derived; a dot is an option that is not there. The
+# (=: the same). None: it is taken from the task or derived; a dot: there is no such option. The
 # paper presets are those of v2, App. B and D, with batch, steps and width of addition in its code
 # and a tenth of the steps for retraining, and of Jelassi, Sec. 2.2: 15,000 epochs of 5,000
 # examples; its multiplication needs --second-digits 3.
@@ -1495,7 +1501,7 @@ def settle_seq2seq(config):
 
 class Kind(NamedTuple):
     """A kind of model: all that belongs to it, but for the defaults of its options."""
-    column: int  # that of these defaults in OPTIONS, left of those of the paper preset
+    column: int  # index of its column in OPTIONS; that of its paper preset is the next one
     tasks: dict
     model: Callable
     learn: Callable  # run -> proof, None if there can be none; by ABC it is learn_abc
@@ -1511,7 +1517,7 @@ KINDS = {
     "seq2seq": Kind(1, TASKS, Transformer, learn_method, draw_tests, settle_seq2seq, beta=0.98),
     "pairs": Kind(5, PAIRS_TASKS, PairsHead, learn_pairs,
                   lambda config, length: dict(random=draw_pairs(config, config.samples, length))),
-    "universal": ENCODER,  # which repeats one layer; first, so the default of its tasks
+    "universal": ENCODER,  # it repeats one layer, and is first, so the default of its tasks
     "encoder": ENCODER,
 }
 
@@ -1574,7 +1580,7 @@ class Config:
         values |= accepted
         vars(self).update(values)
         self.kind.settle(self)
-        n = self.n_head * (1 + (self.scheme.scores is rotary))  # which needs pairs
+        n = self.n_head * (1 + (self.scheme.scores is rotary))  # which rotates pairs of channels
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in values}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Is the file that is being rewritten still the same to the bit: python results/same.py OLD NEW
+"""Is the file that is being rewritten still the same to the bit: python .ci/same.py OLD NEW [WORDS]
 
 OLD and NEW are folders that each hold a lengen.py. Every command of COMMANDS is run by both, once
 (a finished run stays), and curves, weights, lines, windows, margins and rows of tests are compared.
