@@ -863,9 +863,9 @@ def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     return bias.to(attention)
 
 def blocks_of(config, attention, N):
-    """-> sizes of the blocks of N columns. By our rules, cross-attention has one for each number with
-    the symbol on its left, and one for each other column: `$0123|+0748|&`, `$0123|*|7|&`. Otherwise
-    all columns are one block."""
+    """-> sizes of the blocks of N columns. By our rules, cross-attention has one for each number
+    with the symbol on its left, and one for each other column: `$0123|+0748|&`, `$0123|*|7|&`.
+    Otherwise all columns are one block."""
     if config.rules != "ours" or attention == "self":
         return [N]
     operands = config.spec.operands
