@@ -23,17 +23,18 @@ it exact at every length, in five stages (`learn_abc`, section 7):
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
    it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
    every answer, and continue them to any length as a bias on the attention scores, on the right: 0
-   on the head's strongest line, on others the difference of their means over all rows, and -inf
-   (-), which closes a key, elsewhere. Lines stop at the end of the number, so `&` is closed.
+   on the strongest line of a head and direction, on others the difference of their means over all
+   rows, and -inf (-), which closes a key, elsewhere. Lines stop at the end of the number, here `&`.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. Successor has 212 windows, and all of them
    occur in short numbers. A model that is right on each of them is right on numbers of any length.
 
 Sections 1 to 4 define transformers and train them, 5 to 7 are ABC, 8 (consecutive pairs) and 9
 (encoders) are separate experiments, and 10 is the command line. Sections 1 to 7 use nothing of 8 to
-10 but `config`. It has the options of a run, also as plain `values`, and what follows from them:
-the entries `spec` in TASKS, `scheme` in METHODS and `kind` in KINDS, the training `widths`, and
-whether to `align` operands. `config.replace(...)` returns another one.
+10 but `config`. It has each option of a run as an attribute (config.lr), all of them as `values`,
+and what follows from them: `spec`, `scheme` and `kind`, the entries of the run's task in TASKS, its
+method in METHODS and its kind of model in KINDS, the training `widths`, and whether to `align`
+operands.
 
 Sizes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W
 digits of a number. Attention is m x n at the training length and M x N at any other. Lengths are in
@@ -190,7 +191,7 @@ def example(task, *operands, width=1, align=False):
     to what the longest operand and the headroom need. Raises: BadInput."""
     spec, columns = TASKS.get(task), []
     demand(spec and len(operands) == len(spec.operands),
-           f"{' '.join(operands)} is no question of {task}")
+           f"{' '.join(operands)} is not a question of {task}")
     width = max(width, max(map(len, operands)) + spec.headroom)
     for operand, text in zip(spec.operands, operands):
         most = width if operand == "number" else 1
@@ -268,9 +269,9 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C),
-        weights (B, H, T, S), which are also kept. For 10,000 digits, a bias would exhaust memory.
-        Then it is an iterator of pieces (rows, keys, bias (H, R, K)): together they have all rows,
-        in order, and each has all keys that its rows see. The weights are then None."""
+        weights (B, H, T, S), which are also kept. A bias too large for memory is an iterator of
+        pieces, rows (R,), keys (K,) and the bias (H, R, K) between them, which cover all rows in
+        order, each with all keys that its rows see. The weights are then None."""
         if bias is not None and not torch.is_tensor(bias):
             pieces = [self(x[:, rows], memory[:, keys], piece)[0] for rows, keys, piece in bias]
             self.weights = None
@@ -304,8 +305,8 @@ def rope(x, positions=None):
 
 def relative_scores(q, table, k=None, S=None):
     """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled (B, H, T, S): q_i . a_ij, plus
-    k_j . a_ij if k is given, where a_ij = table[clip(j - i, -K, K) + K]. By default S = T. Source:
-    Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
+    k_j . a_ij if k is given, where a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of k
+    or T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
     S = S or (q if k is None else k).shape[2]
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
     K = len(table) // 2
@@ -344,8 +345,8 @@ def window_bias(w, T, S, cross=False, step=1):
     return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -INF)
 
 # 3. Transformer and the table of methods ----------------------------------------------------------
-# A method has up to three parts. Each part is either a function, whose arguments before `;` are
-# bound when the model is built, or a module class, which is instantiated with these arguments:
+# A method has up to three parts. A part is a function or a module class. Arguments before `;` are
+# given once, when the model is built (to a class, for `__init__`), those after it with each call:
 #     position(config; side, index) -> (T, C), added to the embeddings; index (T,) is 0, 1, ...
 #     bias(config; layer, attention, T, S) -> (1 or H, T, S), pieces or None, added to the scores
 #     scores(config, attention; q, k) -> (B, H, T, S), used instead of q k^T
@@ -392,7 +393,7 @@ class Method(NamedTuple):
     position: Callable = None
     bias: Callable = None
     scores: Callable = None
-    n_width: int = 1  # number of training widths; with one, as in the papers, END's row is learned
+    n_width: int = 1  # training widths; with one, as in the papers, END's row is learned by heart
     align: bool = False  # the source interleaves its two operands
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = {}  # default values of other options of a run
@@ -412,9 +413,9 @@ METHODS = {  # section 5 adds "abc"
     "rpe-k": Method("relative table for keys, in every attention", scores=RelativeScores,
                     steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
-    # Far positions are trained only if leading zeros fill them, hence the width. Large embeddings
-    # and dropout favor content over position. With more layers, a row can also use the band of the
-    # row before it.
+    # With a width of 61, leading zeros train the positions of 60 digits. Large embeddings and
+    # dropout favor content over position. With 3 layers, a row can also use what the row before it
+    # saw.
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, align=True,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
@@ -508,7 +509,7 @@ class Transformer(nn.Module):
         """-> bias (1 or H, T, S), pieces or None; causal in self-attention."""
         with self.head.weight.device:
             bias = self.bias and self.bias(layer, attention, T, S)
-            if attention == "self" and (bias is None or torch.is_tensor(bias)):  # pieces are causal
+            if attention == "self" and (bias is None or torch.is_tensor(bias)):  # pieces are
                 bias = causal_bias(T) + (0 if bias is None else bias)
             return bias
 
@@ -553,7 +554,7 @@ class Optimizer:
     """Muon for the matrices of layers; Adam, at a quarter of the learning rate, for other weights.
     In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
     before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
-    them. Importing torch.optim would take a second. Source: Jordan et al. 2024 (Muon); Liu et al.
+    them. Using torch.optim would take a second more. Source: Jordan et al. 2024 (Muon); Liu et al.
     2025 (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
     2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
@@ -575,7 +576,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self):
-        kind = self.config.kind
+        kind = self.config.kind  # has the constants of Adam
         steps, square, *means = self.state
         steps.add_(1)
         for weights, values, mean in zip(self.groups.values(), self.values, means):
@@ -789,13 +790,13 @@ def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=No
 
         bias of line l:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
 
-    ours: a line must cross more than half of the rows, as short ones are high by chance; and kappa
-    is a share of sqrt(L - 1), the largest z possible among L lines: of 16 lines, none reaches the
-    papers' 4. With several blocks, only a block's first column may be a vertical, as other columns
-    are different places at different widths. Differs: the printed condition, `d_l - d_max >
-    threshold`, holds for no positive threshold, so d_l itself is compared, as in the authors' code.
-    That code also leaves out sums of 0, counts equal sums once, compares by >=, has the sum itself
-    as the bias, and opens the end marker in row 0."""
+    ours: only lines that cross more than half of the rows count, as short ones are high by chance,
+    and sigma is multiplied by sqrt(L - 1), the largest z that one of L lines can have: of 16 lines,
+    none reaches the papers' 4. With several blocks, only a block's first column may be a vertical,
+    as other columns are different places at different widths. Differs: the printed condition,
+    `d_l - d_max > threshold`, holds for no positive threshold, so d_l itself is compared, as in the
+    authors' code. That code also leaves out sums of 0, counts equal sums once, compares by >=, has
+    the sum itself as the bias, and opens the end marker in row 0."""
     found, parts = [], attention.split(blocks or attention.shape[2], 2)
     for group in groups:
         values = {}
@@ -815,8 +816,8 @@ def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=No
     return found
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
-    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf except on lines, and
-    where two cross, the greater bias. In self-attention, no row sees later
+    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
+    cross, the greater bias. In self-attention, no row sees later
     columns. Rows that see nothing are opened: by our rules at column 0, the same at every length;
     by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
     bias, opened = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device), {}
@@ -945,14 +946,14 @@ def calibrate(config, attention, kappa):
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
-#     digits that the lines show        9       2 9     1 2     0 1     0
+#     tokens that the lines show        9       2 9     1 2     0 1     $ 0
 #     token that it must write          0       3       1       0       &
 #
 # So a row that sees 2 and 9 after a 0 always writes 3. Without the line of offset -1, a row that
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? Call the places that a row sees its span, `reach` places long.
+# Which numbers show all windows? The places that a row sees are its span, of length `reach`.
 # Places below it act only through the carry that they hand up; places above it only require that
 # the final carry is 0. Within `settled` places of the last place, the set of carries that can
 # arrive becomes constant. Within `settled` places of the headroom, so does the set of carries that
@@ -963,9 +964,9 @@ def calibrate(config, attention, kappa):
 #
 # A number of N = settled + reach + settled + headroom places has such a row. For addition, carries
 # are {0} in the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5; training
-# numbers have 7 or more. A row of a longer number that is too near one end sees what the row at the
-# same distance from that end sees in a number of N places. So widths up to N show all windows; if
-# positions repeat after p rows, the next p - 1 widths are needed, too.
+# numbers have 7 or more. In a longer number, a row nearer to an end sees what the row at that
+# distance from the same end sees at N places. So the widths from the training width to N show all
+# windows; if positions repeat after p rows, the next p - 1 widths are needed, too.
 #
 # Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
 # right on every window, so is row t. Hence greedy decoding is right at any length. At other widths,
@@ -1069,8 +1070,8 @@ def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
     tokens at these places, sets relative to the row. Partial questions grow from the last place up,
     by all digits that a place can have. Of those that the row cannot tell apart and that hand on
-    the same carry, one is kept. Above all that it sees, any valid ending will do. Raises:
-    RunFailed."""
+    the same carry, one is kept. Beyond the last place that it sees, any valid ending will do.
+    Raises: RunFailed."""
     end = width - row  # places are below this
     top = min(end, max(digits | tokens) + 1)
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
@@ -1130,9 +1131,9 @@ def enumerate_windows(config, lines=None):
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least of lead -
-    max(MARGIN, largest logit / 1000) + MARGIN, where lead is that of a right token, in logits, over
-    all others. Proved if it is MARGIN or more. Checking stops at the first chunk that fails."""
+    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least lead, in
+    logits, of a right token over all others, reduced by the excess of a thousandth of the largest
+    logit over MARGIN. Proved if it is MARGIN or more."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
@@ -1141,8 +1142,8 @@ def prove(model, windows):
     for source, target in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
-        needed = (logits.abs().amax(2, keepdim=True) / 1000).clamp(min=MARGIN)
-        least = (lead - needed + MARGIN).nan_to_num(-1e9).amin((1, 2))  # (B,)
+        excess = (logits.abs().amax(2, keepdim=True) / 1000 - MARGIN).clamp(min=0)
+        least = (lead - excess).nan_to_num(-1e9).amin((1, 2))  # (B,)
         margin = min(margin, least.min().item())
         if margin < MARGIN:
             why = f"{decode(source[least.argmin()])} is wrong or in doubt"
@@ -1152,7 +1153,7 @@ def prove(model, windows):
 def drop_lines(lines, clashes):
     """Lines that determine the answers -> a minimal subset for which clashes(subset) is false, too.
     The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
-    stays: its token is in every window anyway, but is learned more slowly without it."""
+    stays: it adds nothing to a window, but speeds up training."""
     strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # the largest
     for path in sorted(strength, key=strength.get):
         fewer = [line for line in lines if line.path != path]
@@ -1196,7 +1197,7 @@ def learn_abc(run):
     ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. From random weights: a vanilla model learns the training numbers. It is never tested.
-    plain = config.replace(method="vanilla", lengths=(6,))  # it refuses long ones
+    plain = config.replace(method="vanilla", lengths=(6,))  # vanilla accepts none over 2,000
     vanilla = new_model(run, "vanilla", Transformer, plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1276,7 +1277,7 @@ def ask(model, config, question):
         return digits[::-1].lstrip("0") or "0"
     return digits[:max(map(len, operands))][::-1]  # one digit for each digit of the question
 
-# 8. Consecutive pairs: one attention head, read completely ----------------------------------------
+# 8. Consecutive pairs: one attention head, read in full -----------------------------------------
 # Source: Pairs. Tokens are integers 0 .. V - 1; the label of n is 1 if n - 1 or n + 1 also occurs.
 # One layer, one head, no feed-forward; no positions, norm or residual, as the source names none.
 
@@ -1465,20 +1466,20 @@ option           seq2seq     paper   encoder  paper         pairs
 --modulus        .           .       None     =             .      compute answers modulo this
 --prime          .           .       0        =             .      long questions among the 5,000
 --prime-lengths  .           .       ()       =             .      their lengths
---finetune       .           .       None     =             .      long questions, trained on last
+--finetune       .           .       None     =             .      long questions to train on next
 --d-vocab        .           .       .        .             16     number of different integers
 --dummy          .           .       .        .             False  put a dummy token at the start
 """
 COMMAND = """
 --seeds   1      number of runs, with seeds from --seed on
---device  None   cuda or cpu, by default cuda if any
+--device  None   cuda or cpu, by default cuda if there is one
 --out     None   a new folder, by default in runs/
 --from    None   finish, test or --ask the run in this folder
 --ask     ()     ask 123+748 of --from or of the newest finished run
 --json    False  print the record as JSON
 --quiet   False  report no progress
 --list    False  print tasks, methods and models
---help    False  print this, and the values that the options of a run come to
+--help    False  print this, and the resulting values of all options of a run
 """
 CHOICES = dict(preset=("fast", "paper"), method=METHODS, rules=RULES, dummy=(False, True))
 
@@ -1517,7 +1518,7 @@ KINDS = {
     "seq2seq": Kind(1, TASKS, Transformer, learn_method, draw_tests, settle_seq2seq, beta=0.98),
     "pairs": Kind(5, PAIRS_TASKS, PairsHead, learn_pairs,
                   lambda config, length: dict(random=draw_pairs(config, config.samples, length))),
-    "universal": ENCODER,  # it repeats one layer, and is first, so the default of its tasks
+    "universal": ENCODER,  # it repeats one layer; first, so the default for tasks of encoders alone
     "encoder": ENCODER,
 }
 
@@ -1615,7 +1616,7 @@ def read_checkpoint(folder):
 def load(folder):
     """Folder of a trained run -> model, config, parts. Raises: BadInput."""
     config, parts = read_checkpoint(folder)
-    demand("proof" in parts, f"{str(folder)!r} is not finished; finish it by --from alone")
+    demand("proof" in parts, f"{str(folder)!r} is not finished; finish it with --from alone")
     return build(config, parts), config, parts
 
 def make_record(run, tests):
@@ -1653,7 +1654,7 @@ def summary(record):
     for name in "before", "tests":
         if record[name]:
             yield f"{name:<9} {record[name]['seconds']:.1f} s on {record['device']}"
-            yield "digits   exact  set              n"
+            yield "digits   exact  set             n"
             for row in record[name]["rows"]:
                 share = percent(row["correct"] / row["n"])
                 yield f"{row['digits']:>6}  {share:>6}  {row['set']:<8} {row['n']:8,}"
@@ -1672,7 +1673,7 @@ def execute(run, options):
     record = make_record(run, evaluate(model, config))
     try:
         print(json.dumps(record) if options["json"] else "\n".join(summary(record)), flush=True)
-    finally:  # full standard output does not lose the record, nor a full disk the output
+    finally:  # if printing fails, the record is written; if writing fails, it was printed
         if run.folder:
             write(f"{run.folder}/result.json", json.dumps(record).encode())
 
@@ -1763,7 +1764,7 @@ def main(argv=None):
         sys.stdout.flush()  # so that full or closed output is met here
         return code
     except KeyboardInterrupt:
-        return fail("interrupted; go on by --from DIR", 130)
+        return fail("interrupted; resume with --from DIR", 130)
     except BrokenPipeError:  # e.g. from `| head`
         return 0
     except (BadInput, OSError) as error:

@@ -316,7 +316,6 @@ def drawn_tokens(*shape):
     return torch.randint(10, shape)
 
 def as_torchs(ours, kind):
-    """Torch's layer of this kind with the weights of ours."""
     theirs = kind(16, 2, 64, 0.0, batch_first=True, norm_first=ours.norm_first)
     theirs.linear1 = ours.feed_forward[0]
     theirs.linear2 = ours.feed_forward[3]
@@ -736,7 +735,10 @@ def test_the_proof_of_a_model_agrees_with_every_question_of_three_digits(trained
 
 def test_no_lead_of_a_long_question_is_below_the_proved_margin(trained):
     for folder, record in trained.values():
-        assert record["proof"]["proved"] and "exact at every" in "\n".join(L.summary(record))
+        text = "\n".join(L.summary(record))
+        assert "head 5" not in text
+        for words in "exact at every", " 60  100.0%", "  layer 1 ":
+            assert words in text
         assert all(row["correct"] == row["n"] for row in record["tests"]["rows"])
         model, config, _ = L.load(folder)
         for length, draw in (20, L.draw_hard), (1000, L.draw_exact):
@@ -888,7 +890,6 @@ def test_draws_depend_on_names_alone():
     assert first not in (draw(0, "a", 2), draw(1, "a", 1))
 
 def numbers_of(source):
-    """Questions `$0123&` -> Python integers."""
     return [int(L.decode(row)[1:-1]) for row in source]
 
 def abc_run(trained, names, **options):
@@ -908,10 +909,9 @@ def test_rates_rise_then_fall_and_short_numbers_come_first():
     assert [first.rate(n) for n in (15, 181, 241)] == [0.5, 1, 0.5]
     assert [again.rate(n) for n in (31, 151)] == [0.9, 0.5]
     assert data_of(small(preset="paper"), 300).rate(1) == 1
-    assert new_run("pairs")[2].rate(9) == 1
-    data = L.encoder_data(encoder(), 1, 0, 400)
-    found = [data.rate(n) for n in (50, 200, 400)]
-    assert found == approx([0.481, 0.5, 0], abs=1e-3)
+    pairs, data = new_run("pairs")[2], L.encoder_data(encoder(), 1, 0, 400)
+    assert pairs.rate(9) == 1 and pairs.batch(1)[0].shape == (8, 5)
+    assert [data.rate(n) for n in (50, 200, 400)] == approx([0.481, 0.5, 0], abs=1e-3)
 
 def test_the_second_attempt_starts_anew_and_is_twice_as_long(trained):
     """The first starts from the vanilla weights, but its queries and keys are zero and stay so."""
@@ -1268,8 +1268,7 @@ def test_positions_that_are_not_there_cost_one_line(command):
     assert_refused(command(f"--from=run {QUIET} --ask={'9' * 5000}"), "4096 learned positions")
 
 class Hostile:
-    """Makes a folder when it is unpickled."""
-    def __reduce__(self):
+    def __reduce__(self):  # makes a folder when it is unpickled
         return os.mkdir, ("owned",)
 
 def flip_a_bit(data):
@@ -1387,6 +1386,7 @@ def test_the_newest_run_answers_as_pythons_integers_do(trained, command, task, a
 
 @parametrize("arguments, values", [
     ("--from=x --ask=1", dict(steps=350)),
+    ("--task=multiplication", dict(steps=10_000)),
     ("--task=addition --model=universal --preset=paper",
      dict(steps=2343750, retrain_steps=1000, width=20))])
 def test_help_names_all_options_and_their_values(command, arguments, values):
