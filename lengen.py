@@ -1750,7 +1750,7 @@ def main(argv=None):
         given, options = parse(argv)
         LOG.setLevel("ERROR" if options["quiet"] else "INFO")
         if options["help"]:
-            print(OPTIONS + COMMAND, Config(**given).values)
+            print(OPTIONS + COMMAND + f"\nwith these options: {Config(**given).values}")
         elif options["list"]:
             list_entries()
         elif options["ask"]:
