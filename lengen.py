@@ -32,9 +32,8 @@ it exact at every length, in five stages (`learn_abc`, section 7):
 Sections 1 to 4 define transformers and train them, 5 to 7 are ABC, 8 (consecutive pairs) and 9
 (encoders) are separate experiments, and 10 is the command line. Sections 1 to 7 use nothing of 8 to
 10 but `config`. It has each option of a run as an attribute (config.lr), all of them as `values`,
-and what follows from them: `spec`, `scheme` and `kind`, the entries of the run's task in TASKS, its
-method in METHODS and its kind of model in KINDS, the training `widths`, and whether to `align`
-operands.
+and what follows from them: `spec`, `scheme` and `kind`, which are entries of TASKS, METHODS and
+KINDS (kinds of models), the training `widths`, and whether to `align` operands.
 
 Sizes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W
 digits of a number. Attention is m x n at the training length and M x N at any other. Lengths are in
@@ -414,8 +413,7 @@ METHODS = {  # section 5 adds "abc"
                     steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
     # With a width of 61, leading zeros train the positions of 60 digits. Large embeddings and
-    # dropout favor content over position. With 3 layers, a row can also use what the row before it
-    # saw.
+    # dropout favor content over position. With 3 layers, a row can use what the one before it saw.
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, align=True,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
@@ -817,9 +815,9 @@ def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=No
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
-    cross, the greater bias. In self-attention, no row sees later
-    columns. Rows that see nothing are opened: by our rules at column 0, the same at every length;
-    by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
+    cross, the greater bias. In self-attention, no row sees later columns. Rows that see nothing are
+    opened: by our rules at column 0, the same at every length; by others at all columns. Source:
+    v2, Eq. 1 (cases), App. E.1."""
     bias, opened = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device), {}
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
         if line.path not in opened:  # the same elements in all heads
@@ -942,7 +940,7 @@ def calibrate(config, attention, kappa):
 # Row t writes digit t of the answer, and the last row END. Its output depends only on its *window*:
 # the token before it and, for each head, how much weight the bias gives to each token, as queries
 # and keys add only what depends on these tokens. For `$0129&`, with lines of offsets 0 and -1,
-# which show the digit at place t and the one below it:
+# which show what stands at place t and below it:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -957,8 +955,7 @@ def calibrate(config, attention, kappa):
 # Places below it act only through the carry that they hand up; places above it only require that
 # the final carry is 0. Within `settled` places of the last place, the set of carries that can
 # arrive becomes constant. Within `settled` places of the headroom, so does the set of carries that
-# can still end in 0. So all rows farther than that from both ends see the same windows, at any
-# width:
+# can still end in 0. So all rows farther than that from both ends see the same, at any width:
 #
 #     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
 #
