@@ -1386,7 +1386,7 @@ def test_the_newest_run_answers_as_pythons_integers_do(trained, command, task, a
 
 @parametrize("arguments, values", [
     ("--from=x --ask=1", dict(steps=350)),
-    ("--task=multiplication", dict(steps=10_000)),
+    ("--task=addition --model=encoder", dict(steps=16_000)),
     ("--task=addition --model=universal --preset=paper",
      dict(steps=2343750, retrain_steps=1000, width=20))])
 def test_help_names_all_options_and_their_values(command, arguments, values):
