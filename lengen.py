@@ -133,7 +133,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
-        total = self.total(carry, *digits.unbind(-1))
+        total = self.total(carry, *digits.clone().unbind(-1))  # it may overwrite what it is given
         return total % self.base, total // self.base  # rounds down: a negative total borrows
 
     @property

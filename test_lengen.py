@@ -95,12 +95,12 @@ ANSWERS = {  # width and numbers -> the answer; where it is negative, there is n
 
 @pytest.fixture
 def more_tasks(monkeypatch):
-    """Adds the last two of these tasks, which lengen.py does not have."""
+    """Adds the last two of these tasks, which lengen.py does not have; one overwrites digits."""
     monkeypatch.setattr(L, "VOCAB", L.VOCAB + "-")
     monkeypatch.setitem(L.TASKS, "subtraction", L.TASKS["addition"]._replace(
         total=lambda carry, a, b: a - b + carry, sign="-"))
     monkeypatch.setitem(L.TASKS, "remainders", L.Task(
-        "", lambda carry, a: 5 * ((a + carry) % 3), base=4, headroom=0))
+        "", lambda carry, a: 5 * (a.add_(carry) % 3), base=4, headroom=0))
 
 def written(task, width, numbers, align=False):
     """A question and its answer as text."""
