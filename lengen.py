@@ -666,9 +666,8 @@ def train(run, model, name, data, prove=None):
     """Train a model, resuming from run.parts[name] if there is one, and save into it. A finished
     part has no "optimizer". data has the number of `steps`, batch(step) -> source (B, S), target
     (B, T + 1), rate(step) -> share of the peak rate, and check(model) -> list. Every 100 steps and
-    at the end, the curve gets [step, loss, *check]. prove: model -> {"proved", ...}; every 25 steps
-    from step 50 on, training ends if the model is proved. Raises: RunFailed if the loss is not
-    finite."""
+    at the end, the curve gets [step, loss, *check]. prove: model -> {"proved", ...}, tried every 25
+    steps from step 50 on, to end the training. Raises: RunFailed if the loss is not finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
@@ -724,6 +723,7 @@ def numbers_data(config, numbers, steps, first_training):
             source, target = map(torch.cat, zip(*drawn))
             if len(source) >= B:
                 break
+        demand(len(source), f"{config.task}: no question was found in 20 draws of {B}")
         return source[:B], target[:B]
 
     def rate(step):
@@ -972,7 +972,7 @@ def calibrate(config, attention, kappa):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
-KAPPAS = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05)  # from few lines to many
+KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05  # from few lines to many
 
 class Windows(NamedTuple):
     """seen: window -> the token to write, and where it was seen first. questions: those that showed
@@ -987,8 +987,7 @@ def views_of_rows(bias, period, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, features),
     equal where models with this bias see the same: the token before the row and, for each head and
     token, the share of the weights that the bias alone gives to keys with this token. Tokens are
-    paired with their index modulo `period`, in a source counted from its end; with a period of 1,
-    the index means nothing."""
+    paired with their index modulo `period` (1: no positions), in a source counted from its end."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
@@ -1000,9 +999,8 @@ def views_of_rows(bias, period, source, target, rows):
     return torch.cat(parts, 2)
 
 def collect_windows(config, lines, questions):
-    """Read questions, up to a clash -> the Windows that they show to models with these lines or, if
-    lines is None, with the band of the method. questions: source (B, S), target (B, T + 1), rows
-    [R]."""
+    """Read questions, each source (B, S), target (B, T + 1), rows [R], up to a clash -> the Windows
+    that they show to models with these lines or, if lines is None, with the band of the method."""
     bias, seen, kept = make_bias(config, lines), {}, []  # a new bias is in training mode, so dense
     for source, target, rows in questions:
         views = views_of_rows(bias, config.scheme.period or 1, source, target, rows)
@@ -1112,7 +1110,7 @@ def has_windows(config):
     """Whether the output of a row depends only on its window, so that a proof is possible."""
     scheme = config.scheme
     windowed = scheme.calibrated or scheme.bias is banded
-    placed = scheme.scores or (scheme.position and not scheme.period)
+    placed = scheme.scores or scheme.position and not scheme.period
     simple = config.n_layer == 1 and not config.n_encoder and not config.spec.label
     return config.rules == "ours" and windowed and not placed and simple
 
@@ -1350,7 +1348,7 @@ def settle_encoder(config):
     """Derive and check options of an encoder. Its answers have 2W + 1 tokens or fewer."""
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
     needed = max(*config.lengths, *config.prime_lengths, config.train_digits,
-                 config.second_digits or 1, len(str(config.modulus or 1)) // 2)  # 2W + 1 tokens
+                 config.second_digits or 1, len(str(config.modulus or 1)) // 2)
     # Differs: two more, so that PAD follows even the longest tested numbers, as in training.
     config.width = config.width or needed + 2 * (config.preset == "fast")
     config.clip = config.clip or 2 * config.width

@@ -38,7 +38,6 @@ QUIET = "--quiet --device=cpu"
 SHORT = f"--d-model=16 --batch=8 --steps=4 --lengths=2,3 --samples=5 {QUIET}"
 
 def small(**options):
-    """Options of a small encoder-decoder."""
     sizes = dict(d_model=16, n_head=2, n_layer=2, n_encoder=1, batch=8)
     steps = dict(steps=4, retrain_steps=2, lengths=(2, 3), samples=5)
     return L.Config(**dict(task="addition", dropout=0) | sizes | steps | options)
@@ -171,6 +170,9 @@ def test_a_batch_is_full_even_if_half_of_the_questions_have_no_answer(more_tasks
     data = data_of(config, 300)
     for batch, n in (data.batch(1), 8), (data.batch(150), 8), (data.batch(300, 1000), 1000):
         assert len(numbers_answered("subtraction", *batch)) == n
+    config.spec = config.spec._replace(first=-1)  # 0 - 0 - 1 has none
+    with raises(L.BadInput, match="no question was found"):
+        data_of(config, 300).batch(1, 8, torch.tensor([0]))
 
 @parametrize("draw, hard", [(L.draw_hard, True), (L.draw_exact, False)])
 def test_hard_numbers_are_short_and_tie_and_carry_far(draw, hard):
@@ -370,7 +372,6 @@ def test_decoding_equals_the_greedy_loop(double, method, limit):
 # 5. Attention Bias Calibration: the papers' formulas as loops over every element ------------------
 
 def offset_of(direction, i, j, width):
-    """The offset of the line through row i and column j."""
     return {1: j - i, 0: j, -1: width - 1 - j - i}[direction]
 
 def test_lines_and_their_columns_are_inverse():
@@ -910,7 +911,8 @@ def test_rates_rise_then_fall_and_short_numbers_come_first():
     assert [again.rate(n) for n in (31, 151)] == [0.9, 0.5]
     assert data_of(small(preset="paper"), 300).rate(1) == 1
     pairs, data = new_run("pairs")[2], L.encoder_data(encoder(), 1, 0, 400)
-    assert pairs.rate(9) == 1 and pairs.batch(1)[0].shape == (8, 5)
+    assert pairs.rate(9) == 1
+    assert pairs.batch(1)[0].shape == (8, 5)
     assert [data.rate(n) for n in (50, 200, 400)] == approx([0.481, 0.5, 0], abs=1e-3)
 
 def test_the_second_attempt_starts_anew_and_is_twice_as_long(trained):
@@ -1166,7 +1168,6 @@ def test_questions_of_encoders_are_answered_by_pythons_integers(task, width, mod
         assert found == as_jelassi(task, a, b, width, modulus)
 
 def encoder(**options):
-    """Options of a small encoder."""
     sizes = dict(n_encoder=3, n_head=2, d_model=16,
                  train_digits=3, lengths=(3, 4), samples=5)
     return L.Config(**dict(task="addition", model="encoder", batch=2000) | sizes | options)
@@ -1188,7 +1189,6 @@ def test_encoders_equal_torchs(double, kind, preset):
     assert_close(model(tokens, tokens[:, :7]), expected)
 
 def taught(config, n_short, n_long=0):
-    """Questions of a training step, as pairs of integers."""
     source, _ = L.encoder_data(config, n_short, n_long, 1).batch(1)
     texts = [L.decode(row).replace("@", "") for row in source]
     return [tuple(map(int, re.split(r"[+*]", text))) for text in texts]
