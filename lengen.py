@@ -4,15 +4,13 @@
     python lengen.py --task successor --method abc        # train, calibrate, retrain, prove, test
     python lengen.py --task addition --method vanilla     # right at 6 digits, wrong at 10
     python lengen.py --ask 123+748                        # ask the newest finished run in runs/
-    python lengen.py --task addition --help               # show the options of this task
 
 A transformer that has learned sums of 6 digits fails at 10. Attention Bias Calibration (ABC) makes
 it exact at every length, in five stages (`learn_abc`, section 7):
 
-1. Train a vanilla transformer. It answers `$...0129&` by `$031...&`: 129 + 1 = 130, written from
-   the last digit on.
-2. Average its attention over right answers. On the left is a corner of one head, in percent: rows
-   write digit t of the answer, and columns are the keys at the end of the question.
+1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
+2. Average its attention over right answers. On the left is a corner of one head, in percent: row t
+   writes digit t of the answer, and columns are the keys at the end of the question.
 
            place 3    2    1    0    &                 place 3     2     1     0    &
         t = 0    0    0    7   48   28                       -     -     -     0    -
@@ -24,26 +22,25 @@ it exact at every length, in five stages (`learn_abc`, section 7):
    it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
    every answer, and continue them to any length as a bias on the attention scores, on the right: 0
    on the strongest line of a head and direction, on others the difference of their means over all
-   rows, and -inf (-), which closes a key, elsewhere. Lines stop at the end of the number, here `&`.
+   rows, elsewhere -inf (-), which closes a key. Lines stop at the end of the number, here `&`.
 4. Retrain on short numbers, with this bias in place of positions.
-5. Prove. A row now sees only a few tokens, its *window*. Successor has 212 windows, and all of them
-   occur in short numbers. A model that is right on each of them is right on numbers of any length.
+5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
+   short numbers. A model that is right on each of them is right on numbers of any length.
 
-Sections 1 to 4 define transformers and train them, 5 to 7 are ABC, 8 (consecutive pairs) and 9
-(encoders) are separate experiments, and 10 is the command line. Sections 1 to 7 use nothing of 8 to
-10 but `config`. It has each option of a run as an attribute (config.lr), all of them as `values`,
-and what follows from them: `spec`, `scheme` and `kind`, which are entries of TASKS, METHODS and
-KINDS (kinds of models), the training `widths`, and whether to `align` operands.
+Sections 1 to 4 define and train transformers, and 5 to 7 are ABC. They use nothing of consecutive
+pairs (8), encoders (9) and the command line (10) but `config`: each option of a run as an attribute
+(config.lr), all as `values`, and what follows from them: `spec`, `scheme` and `kind`, entries of
+TASKS, METHODS and KINDS (of models), the `widths` of training, and whether to `align` operands.
 
-Sizes: B batch, T queries, S keys, H heads, D head width, C = H * D model width, V vocabulary, W
-digits of a number. Attention is m x n at the training length and M x N at any other. Lengths are in
-digits; place 0 is the last digit. In docstrings, `x -> y` means that x is given and y is returned;
-`Source:` names an origin, `Differs:` a departure from it.
+Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
+vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
+are in digits, and place 0 is the last digit. In docstrings, `x -> y` means that y is returned for
+x; `Source:` names an origin, `Differs:` a departure from it.
 
-v1: Duan and Shi, From Interpolation to Extrapolation: Complete Length Generalization for Arithmetic
-Transformers, 2023. v2: Duan, Shi and Xu, Attention Bias as an Inductive Bias: How to Teach
-Transformers Simple Arithmetic, 2024. Jelassi: Jelassi et al., Length Generalization in Arithmetic
-Transformers, 2023. Pairs: an anonymous study of consecutive pairs."""
+v1: Duan and Shi 2023, From Interpolation to Extrapolation: Complete Length Generalization for
+Arithmetic Transformers. v2: Duan, Shi and Xu 2024, Attention Bias as an Inductive Bias: How to
+Teach Transformers Simple Arithmetic. Jelassi: Jelassi et al. 2023, Length Generalization in
+Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 
 import argparse
 import ast
@@ -67,11 +64,12 @@ from types import SimpleNamespace
 from typing import Callable, NamedTuple
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector
 
-SOURCE = ""  # hash of this file at import time, for records
-with contextlib.suppress(NameError, OSError):  # no file, e.g. when read from standard input
+SOURCE = ""  # hash of this file, for records; none if it was read from standard input
+with contextlib.suppress(NameError, OSError):
     SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 LOG = logging.getLogger("lengen")  # progress at level INFO, the command's errors at level ERROR
 RANDOM = random.Random()  # draws integers of any size
@@ -90,8 +88,7 @@ def demand(condition, complaint):
 
 @contextlib.contextmanager
 def seeded(*names):
-    """Seed torch and RANDOM from `names`, e.g. seed, "test", 60; restore torch's state on exit.
-    These generators are global, so concurrent runs need separate processes, not threads."""
+    """Seed torch and RANDOM by `names`; restore torch's state on exit. Not for several threads."""
     with torch.random.fork_rng():
         RANDOM.seed(repr(names))
         torch.manual_seed(RANDOM.getrandbits(63))
@@ -101,23 +98,22 @@ def seeded(*names):
 # The token of a digit is its value. Numbers are tensors of digits (B, W), least significant first.
 
 VOCAB = "0123456789+*$&@"
-START, END, PAD = "$", "&", "@"
+START, END, PAD = "$&@"
 LIMIT = 2 ** 20  # training numbers are below this; most have 6 decimal digits
 
 def encode(text):
     """A string of VOCAB symbols -> tokens (T,). Raises: ValueError for other symbols."""
-    return torch.tensor([VOCAB.index(symbol) for symbol in text]).long()
+    return torch.tensor(list(map(VOCAB.index, text))).long()
 
 def decode(tokens):
     return "".join(VOCAB[token] for token in tokens)
 
 class Task(NamedTuple):
-    """A rule that computes the answer from the last place to the first. At each place,
-    `total(carry, *digits)` combines the operands' digits with the carry of the place before. The
-    total modulo the base is the answer's digit; the total divided by the base, rounded down, is the
-    next carry. All are integer tensors of one shape. With headroom, numbers have leading zeros, and
-    operands whose final carry is not 0 are invalid; without it, the final carry is dropped. For
-    a - b, not in TASKS, total is a - b + carry: a borrow is the carry -1, and a < b is invalid."""
+    """A rule that computes an answer from the last place on. At each, `total(carry, *digits)` joins
+    the carry of the place before and the operands' digits, all integer tensors of one shape. The
+    total modulo the base is the answer's digit; the quotient, rounded down, is the next carry. With
+    headroom, numbers have leading zeros, and a final carry other than 0 is invalid; without, it is
+    dropped. For a - b, total is a - b + carry: a borrow is the carry -1, and a < b is invalid."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # each "number" (W digits) or "digit" (one digit), numbers first
@@ -134,33 +130,29 @@ class Task(NamedTuple):
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
         total = self.total(carry, *digits.clone().unbind(-1))  # it may overwrite what it is given
-        return total % self.base, total // self.base  # rounds down: a negative total borrows
+        return total % self.base, total // self.base
 
     @property
     def width(self):
         """The least training width, in which LIMIT * 2^headroom and all answers of TASKS fit."""
-        most = LIMIT * 2 ** self.headroom
-        return next(width for width in itertools.count(1) if self.base ** width >= most)
+        width = 1
+        while self.base ** width < LIMIT * 2 ** self.headroom:
+            width += 1
+        return width
 
 def xor(carry, a):
-    """Running xor: the answer's digit x is also the next carry, so the total is x + 2 * x."""
-    return 3 * ((a + carry) % 2)
+    return 3 * ((a + carry) % 2)  # x + 2 * x, as the answer's digit x is also the next carry
 
 TASKS = {
-    # $0129& -> $0310&: 129 + 1 = 130, written from the last digit on
-    "successor": Task("n + 1", lambda carry, a: a + carry, first=1,
-                      steps=350, retrain_steps=350, batch=32, lr=4e-3),
-    # $0123+0748& -> $1780&: 123 + 748 = 871
+    "successor": Task("n + 1", lambda carry, a: a + carry, first=1, steps=350, retrain_steps=350,
+                      batch=32, lr=4e-3),  # $0129& -> $0310&
     "addition": Task("a + b", lambda carry, a, b: a + b + carry, ("number", "number"), "+"),
-    # $0123*7& -> $1680&: 123 * 7 = 861
     "nx1": Task("a * b, b a single digit", lambda carry, a, b: a * b + carry, ("number", "digit"),
-                "*", retrain_steps=450, batch=128, lr=8e-3),
-    # $1011& -> $1001&: parity of the last bit, of the last two, ..., of all four
+                "*", retrain_steps=450, batch=128, lr=8e-3),  # $0123*7& -> $1680&
     "parity": Task("running xor of the bits, last bit first", xor, base=2, headroom=0,
-                   steps=300, retrain_steps=200, batch=32),
-    # $1011& -> $1&
+                   steps=300, retrain_steps=200, batch=32),  # $1011& -> $1001&
     "parity-label": Task("parity in one digit, without the scratchpad", xor, base=2, headroom=0,
-                         label=True),
+                         label=True),  # $1011& -> $1&
 }
 
 def arrange(spec, columns, align=False):
@@ -213,8 +205,8 @@ def draw_exact(base, length, B):
     return digits
 
 def draw_hard(base, length, B):
-    """-> (B, length): B numbers of only zeros or only highest digits, where random digits replace a
-    random share. They are hard: carries run far, and operands are short or nearly equal."""
+    """-> (B, length): B numbers of zeros or of highest digits, a random share of them replaced by
+    random digits. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (B, 1)) * (base - 1)
     other = torch.rand(B, length) < torch.rand(B, 1)
     return torch.where(other, torch.randint(base, (B, length)), usual)
@@ -230,22 +222,19 @@ def draw_columns(spec, draw, length, width, B):
     return torch.stack(columns, 2)
 
 def draw_questions(config, draw, length, n):
-    """-> up to n valid, distinct questions: source (n, S), target (n, T + 1). draw: as in
-    `draw_columns`. Raises: BadInput if 20 draws of n find none."""
+    """-> up to n valid, distinct questions: source (n, S), target (n, T + 1). Raises: BadInput."""
     width, found = max(config.widths[0], length + config.spec.headroom), {}
     for _ in range(20):
-        if len(found) >= n:
-            break
-        columns = draw_columns(config.spec, draw, length, width, n)
-        for source, target in zip(*arrange(config.spec, columns, config.align)):
-            found.setdefault(source.numpy().tobytes(), (source, target))
+        if len(found) < n:
+            columns = draw_columns(config.spec, draw, length, width, n)
+            for source, target in zip(*arrange(config.spec, columns, config.align)):
+                found.setdefault(source.numpy().tobytes(), (source, target))
     demand(found, f"{config.task}: no question was found in 20 draws of {n}")
-    source, target = zip(*list(found.values())[:n])
-    return torch.stack(source), torch.stack(target)
+    return [torch.stack(rows[:n]) for rows in zip(*found.values())]
 
 # 2. Attention and biases --------------------------------------------------------------------------
-# Rows are queries i, columns are keys j. A bias is added to the scores: 0 is neutral, -inf closes a
-# key. Tensors made from sizes alone are on torch's default device, which a model sets to its own.
+# A bias is added to the scores: 0 is neutral, and -inf closes a key. Tensors made from sizes alone
+# are on torch's default device, which a model sets to its own.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -260,25 +249,25 @@ class MultiHeadAttention(nn.Module):
     (B, H, T or S, D) replace q k^T. Source: Vaswani et al. 2017, Sec. 3.2; v2, App. C.4."""
     def __init__(self, d_model, n_head, dropout=0.0, d_head=None):
         super().__init__()
-        self.n_head, self.d_head = n_head, d_head or d_model // n_head
-        self.scores, inner = None, n_head * self.d_head
+        self.scores, self.n_head = None, n_head
+        inner = n_head * (d_head or d_model // n_head)
         self.q, self.k, self.v = (nn.Linear(d_model, inner) for _ in range(3))
         self.out = nn.Linear(inner, d_model)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C),
-        weights (B, H, T, S), which are also kept. A bias too large for memory is an iterator of
-        pieces, rows (R,), keys (K,) and the bias (H, R, K) between them, which cover all rows in
-        order, each with all keys that its rows see. The weights are then None."""
+        weights (B, H, T, S), also kept. A bias too large for memory is an iterator of pieces that
+        cover all rows in order: rows (R,), all keys (K,) that they see, bias (H, R, K). The weights
+        are then None."""
         if bias is not None and not torch.is_tensor(bias):
             pieces = [self(x[:, rows], memory[:, keys], piece)[0] for rows, keys, piece in bias]
             self.weights = None
             return torch.cat(pieces, 1), None
         projected = self.q(x), self.k(memory), self.v(memory)
-        q, k, v = (y.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for y in projected)
+        q, k, v = (y.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for y in projected)
         scores = self.scores(q, k) if self.scores else q @ k.mT  # (B, H, T, S)
-        weights = masked_softmax(scores / math.sqrt(self.d_head), bias)
+        weights = masked_softmax(scores / math.sqrt(q.shape[3]), bias)
         if not torch.compiler.is_compiling():  # an exported model has no attributes to set
             self.weights = weights.detach()
         mixed = self.dropout(weights) @ v  # (B, H, T, D)
@@ -287,8 +276,8 @@ class MultiHeadAttention(nn.Module):
 def sinusoidal(positions, d_model):
     """Positions t (T,) -> (T, C): channels 2p, 2p + 1 are sin and cos of t / 10000^(2p/C). Source:
     Vaswani et al. 2017, Sec. 3.5. Angles are float64, to be precise at large positions."""
-    pairs = torch.arange(0, d_model, 2, dtype=torch.float64, device=positions.device)
-    angles = positions.double()[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
+    pairs = torch.arange(0, d_model, 2, device=positions.device).double()
+    angles = positions[:, None] * 10000.0 ** (-pairs / d_model)  # (T, C / 2)
     waves = torch.stack([angles.sin(), angles.cos()], 2).flatten(1)[:, :d_model]
     return waves.to(torch.get_default_dtype())
 
@@ -312,7 +301,7 @@ def relative_scores(q, table, k=None, S=None):
     a = F.embedding((j - i[:, None]).clamp(-K, K) + K, table)  # (T, S, D)
     scores = torch.einsum("bhid,ijd->bhij", q, a)
     if k is not None:
-        scores = scores + torch.einsum("bhjd,ijd->bhij", k, a)
+        scores += torch.einsum("bhjd,ijd->bhij", k, a)
     return scores
 
 def alibi_slopes(n_head):
@@ -332,24 +321,32 @@ def causal_bias(T):
     return torch.full((1, T, T), -INF).triu(1)
 
 def window_bias(w, T, S, cross=False, step=1):
-    """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees itself and the w
-    tokens before it; in cross-attention, the digits at place i and at the w places below it: with
-    w = 1, row 0 sees `9&` of `$0129&`, row 1 sees `29`, and row 2 `12`. With interleaved operands
-    (step=2), a place has two digits. Source: v2, App. C.4; for the choice of columns, the authors'
-    code. Differs: v2's text also opens w positions on the other side, and the authors' code does
-    not interleave operands."""
+    """-> (1, T, S): 0 inside a band, -inf outside. Row i sees itself and the w tokens before it; in
+    cross-attention, the digits at place i and at the w places below it: with w = 1, row 0 sees `9&`
+    of `$0129&`, and row 1 `29`. A place has `step` digits, two if operands are interleaved. Source:
+    v2, App. C.4; columns: the authors' code. Differs: v2's text also opens w positions on the other
+    side, and that code does not interleave operands."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # the place of the digit; that of END is -1
     return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -INF)
 
 # 3. Transformer and the table of methods ----------------------------------------------------------
-# A method has up to three parts. A part is a function or a module class. Arguments before `;` are
-# given once, when the model is built (to a class, for `__init__`), those after it with each call:
-#     position(config; side, index) -> (T, C), added to the embeddings; index (T,) is 0, 1, ...
-#     bias(config; layer, attention, T, S) -> (1 or H, T, S), pieces or None, added to the scores
-#     scores(config, attention; q, k) -> (B, H, T, S), used instead of q k^T
-# `side` is "source" or "target", `attention` is "encoder", "self" or "cross".
+
+class Method(NamedTuple):
+    """position, bias and scores are functions or module classes. Arguments before `;` are given
+    once, when the model is built (to a class, for `__init__`), the others with each call. side is
+    "source" or "target", attention is "encoder", "self" or "cross", index (T,) is 0, 1, ..."""
+    about: str
+    position: Callable = None  # config; side, index -> (T, C), added to the embeddings
+    bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S), pieces or None
+    scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
+    n_width: int = 1  # training widths; with one, as in the papers, END's row is learned by heart
+    steps_factor: int = 1  # multiplies the task's default number of steps
+    defaults: dict = {}  # default values of other options of a run
+    embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
+    calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
+    period: int = 0  # number of rows after which positions repeat; 0: never
 
 def sinusoids(config, side, index):
     return sinusoidal(index, config.d_model)
@@ -360,8 +357,7 @@ class LearnedPositions(nn.Embedding):
         nn.init.normal_(self.weight, std=0.3)  # as large as the embeddings of tokens
 
     def forward(self, side, index):
-        demand(len(index) <= len(self.weight),
-               f"{len(index)} tokens exceed the {len(self.weight)} learned positions")
+        demand(len(index) <= 4096, f"{len(index)} tokens exceed the 4096 learned positions")
         return super().forward(index)
 
 def banded(config, layer, attention, T, S):
@@ -387,19 +383,6 @@ class RelativeScores(nn.Module):
         keys = k if self.for_queries else None
         return q @ k.mT + relative_scores(q, self.table, keys, k.shape[2])
 
-class Method(NamedTuple):
-    about: str
-    position: Callable = None
-    bias: Callable = None
-    scores: Callable = None
-    n_width: int = 1  # training widths; with one, as in the papers, END's row is learned by heart
-    align: bool = False  # the source interleaves its two operands
-    steps_factor: int = 1  # multiplies the task's default number of steps
-    defaults: dict = {}  # default values of other options of a run
-    embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
-    calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
-    period: int = 0  # number of rows after which positions repeat; 0: never
-
 METHODS = {  # section 5 adds "abc"
     "vanilla": Method("sinusoids on the embeddings", sinusoids),
     "nope": Method("no positions (Kazemnejad et al. 2023)"),
@@ -409,22 +392,21 @@ METHODS = {  # section 5 adds "abc"
                             sinusoids, alibi),
     "rope": Method("rotated queries and keys, in every attention", scores=rotary, steps_factor=10,
                    defaults=dict(lr=3e-3)),
-    "rpe-k": Method("relative table for keys, in every attention", scores=RelativeScores,
-                    steps_factor=4),
+    "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
-    # With a width of 61, leading zeros train the positions of 60 digits. Large embeddings and
-    # dropout favor content over position. With 3 layers, a row can use what the one before it saw.
-    "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, align=True,
+    # At width 61, leading zeros train the positions of 60 digits. Large embeddings and dropout
+    # favor content over position. With 3 layers, a row can use what the one before it saw.
+    "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
     "window-cyclic": Method("windows, position index modulo 3 (v2, +T)", sinusoids, banded,
-                            n_width=9, align=True, steps_factor=6, period=3),
+                            n_width=9, steps_factor=6, period=3),
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", bias=banded,
-                          n_width=9, align=True, steps_factor=3),
+                          n_width=9, steps_factor=3),
 }
 
 def bind(part, *given):
-    """Give a part of a method its first arguments: instantiate a class, or bind a function."""
+    """Give a part of a method, a class, a function or None, its first arguments."""
     if isinstance(part, type):
         return part(*given)
     return part and functools.partial(part, *given)
@@ -436,8 +418,7 @@ def make_bias(config, lines):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention (decoder), feed-forward. Differs: pre-norm by default, and no
-    norm after the last layer of an encoder below a decoder."""
+    """Differs: pre-norm by default; no norm after the last layer of an encoder below a decoder."""
     def __init__(self, config, cross):
         super().__init__()
         scores, C = config.scheme.scores, config.d_model
@@ -446,10 +427,10 @@ class Layer(nn.Module):
         if cross:
             self.cross_attention = MultiHeadAttention(C, config.n_head, config.dropout)
             self.cross_attention.scores = bind(scores, config, "cross")
-        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), config.kind.activation(),
-                                          nn.Dropout(config.dropout), nn.Linear(4 * C, C))
-        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
         self.dropout = nn.Dropout(config.dropout)
+        self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), config.kind.activation(),
+                                          self.dropout, nn.Linear(4 * C, C))
+        self.norms = nn.ModuleList(nn.LayerNorm(C) for _ in range(2 + cross))
         self.norm_first = config.preset != "paper"
 
     def residual(self, n, x, sublayer):
@@ -457,7 +438,7 @@ class Layer(nn.Module):
             return x + self.dropout(sublayer(self.norms[n](x)))
         return self.norms[n](x + self.dropout(sublayer(x)))
 
-    def forward(self, x, self_bias=None, memory=None, cross_bias=None):
+    def forward(self, x, self_bias, memory=None, cross_bias=None):
         x = self.residual(0, x, lambda y: self.self_attention(y, y, self_bias)[0])
         if memory is not None:
             x = self.residual(1, x, lambda y: self.cross_attention(y, memory, cross_bias)[0])
@@ -467,13 +448,12 @@ class Layer(nn.Module):
 
 class Transformer(nn.Module):
     """An encoder-decoder or, in section 9, an encoder alone. lines: those of a calibrated method.
-    Differs: v2's code initializes q, k and v smaller than the paper preset does, by a factor of
-    sqrt(2), and Jelassi's initialization is Gaussian."""
-    def __init__(self, config, lines=(), n_vocab=None):
+    Differs: v2's code initializes q, k
+    and v smaller than the paper preset, by a factor of sqrt(2); Jelassi's uses Gaussians."""
+    def __init__(self, config, lines=()):
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
-        n_vocab = n_vocab or len(VOCAB)
-        self.embedding = nn.Embedding(n_vocab, C)
+        self.embedding = nn.Embedding(config.n_vocab, C)
         nn.init.normal_(self.embedding.weight, std=scheme.embedding)
         self.position = bind(scheme.position, config)
         self.bias = make_bias(config, lines)
@@ -484,7 +464,7 @@ class Transformer(nn.Module):
         self.encoder = nn.ModuleList(layers)
         self.decoder = nn.ModuleList(Layer(config, True) for _ in range(config.n_layer))
         self.norm = nn.LayerNorm(C)
-        self.head = nn.Linear(C, n_vocab)
+        self.head = nn.Linear(C, config.n_vocab)
         if config.preset == "paper":
             for weight in self.parameters():
                 if weight.dim() == 2:
@@ -492,8 +472,8 @@ class Transformer(nn.Module):
             self.embedding.weight.data *= math.sqrt(C)
 
     def embed(self, tokens, side):
-        """Tokens (B, T) of a side -> embeddings with positions (B, T, C). Source: v2, App. C.4, for
-        repeating positions. Differs: in a source, these are counted from its end."""
+        """Tokens (B, T) -> embeddings with positions (B, T, C). Source: v2, App. C.4 (repeating
+        positions). Differs: in a source, these are counted from its end."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
             with x.device:
@@ -549,41 +529,43 @@ def generate(model, source, limit):
 # 4. Training: optimizer, step, loop, data ---------------------------------------------------------
 
 class Optimizer:
-    """Muon for the matrices of layers; Adam, at a quarter of the learning rate, for other weights.
+    """Muon for the linear weights of layers; Adam, at a quarter of the learning rate, for others.
     In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
     before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
     them. Using torch.optim would take a second more. Source: Jordan et al. 2024 (Muon); Liu et al.
     2025 (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
     2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
-        self.config, self.groups = config, {(): []}  # Muon's weights by shape, all others by ()
-        for name, weight in model.named_parameters():
-            # Matrices of encoder.0, decoder.0, ..., except those of `scores` modules.
-            layered = weight.dim() == 2 and "coder." in name and ".scores." not in name
-            shape = weight.shape if layered and config.preset == "fast" else ()
-            self.groups.setdefault(shape, []).append(weight)
-        self.values = []  # for each group, a tensor of which its weights become views
-        for shape, weights in self.groups.items():
-            vector = nn.utils.parameters_to_vector(weights).detach()
-            nn.utils.vector_to_parameters(vector, weights)
-            self.values.append(vector.view(-1, *shape))
-        self.share = self.values[0].new_ones(())
+        self.config, matrices = config, set()
+        for layer in model.modules():
+            if isinstance(layer, Layer) and config.preset == "fast":
+                matrices |= {x.weight for x in layer.modules() if isinstance(x, nn.Linear)}
+        self.groups = {(): []}  # Muon's weights by shape, all others by ()
+        for weight in model.parameters():
+            shape = weight.shape if weight in matrices else ()
+            if weight.requires_grad:
+                self.groups.setdefault(shape, []).append(weight)
+        self.share = next(model.parameters()).new_ones(())
         self.graphs = {}  # CUDA graphs by the shape of a batch
-        # The number of steps, the mean square of Adam's group, the mean of each group.
-        self.state = [torch.zeros_like(x) for x in (self.share, self.values[0], *self.values)]
+        # The number of steps; of each group, the mean of gradients and, for Adam, of their squares.
+        means = [torch.zeros_like(parameters_to_vector(weights)).view(-1, *shape)
+                 for shape, weights in self.groups.items()]
+        self.state = [torch.zeros_like(self.share), torch.zeros_like(means[0])] + means
 
     @torch.no_grad()
     def step(self):
         kind = self.config.kind  # has the constants of Adam
         steps, square, *means = self.state
         steps.add_(1)
-        for weights, values, mean in zip(self.groups.values(), self.values, means):
-            grad = nn.utils.parameters_to_vector([x.grad for x in weights]).view_as(values)
+        for weights, mean in zip(self.groups.values(), means):
+            grads = [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
+            grad = parameters_to_vector(grads).view_as(mean)
+            values = parameters_to_vector(weights).view_as(mean)
             rate = self.share * self.config.lr
-            if values.dim() == 3:  # Muon
+            if mean.dim() == 3:  # Muon
                 mean.lerp_(grad, 0.05)
                 update = orthogonal(grad.lerp(mean, 0.95))  # Nesterov
-                rate = rate * 0.2 * math.sqrt(max(values.shape[1:]))
+                rate = rate * 0.2 * math.sqrt(max(mean.shape[1:]))
             else:
                 mean.lerp_(grad, 0.1)
                 square.lerp_(grad * grad, 1 - kind.beta)
@@ -591,7 +573,9 @@ class Optimizer:
                 update = mean / (1 - 0.9 ** steps) / spread + kind.decay * values
                 if len(self.groups) > 1:
                     rate = rate / 4
-            values.sub_(rate * update)
+            values = (values - rate * update).flatten()
+            for weight, new in zip(weights, values.split([x.numel() for x in weights])):
+                weight.copy_(new.view_as(weight))
 
 def orthogonal(x):
     """Matrices (n, a, b) -> nearly the closest semi-orthogonal ones, by Newton-Schulz steps."""
@@ -611,16 +595,15 @@ def take_step(model, optimizer, source, target):
     logits = model(source, target[:, :-1]).flatten(0, 1).float()
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss.detach()
 
 def graphed_step(model, optimizer, *batch):
     """`take_step`, on CUDA as a graph: hundreds of kernel launches take about 9 ms, a replay 1 ms.
-    The first batch of a shape takes an ordinary step, as warm-up. At the second, the step is
-    captured, which does not execute it. This and all later batches are copied into the inputs of
-    the graph, which is replayed. A replay overwrites the loss."""
-    graphs, shape = optimizer.graphs, batch[0].shape  # this also determines the target's shape
+    The first batch of a shape takes an ordinary step, as warm-up. At the second, a step is captured
+    without executing it. Each replay reads the graph's inputs, and overwrites its loss."""
+    graphs, shape = optimizer.graphs, batch[0].shape  # which determines the target's
     if not optimizer.share.is_cuda or shape not in graphs:
         graphs[shape] = None
         return take_step(model, optimizer, *batch)
@@ -635,15 +618,8 @@ def graphed_step(model, optimizer, *batch):
     graph.replay()
     return loss
 
-def write(path, data):
-    """Write a file by renaming, so that it is never half-written."""
-    part = Path(f"{path}.part")
-    part.write_bytes(data)
-    part.replace(path)
-
 class Run(NamedTuple):
-    """The options of a run, and its parts, such as a trained model or the proof. Parts are kept on
-    the way, so that an interrupted run resumes where it stopped."""
+    """Parts, such as a model or the proof, are kept, so that a run resumes where it stopped."""
     config: object
     parts: dict
     folder: Path = None
@@ -652,22 +628,22 @@ class Run(NamedTuple):
     def keep(self, **parts):
         """Add parts and save all as plain values and tensors, which load without running code."""
         self.parts.update(parts)
-        if self.folder:
-            buffer = io.BytesIO()
-            torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
-            write(f"{self.folder}/checkpoint.pt", buffer.getvalue())
+        buffer = io.BytesIO()
+        torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
+        self.write("checkpoint.pt", buffer.getvalue())
 
-def new_model(run, name, model_class, config, **given):
-    """-> a model of this class on the run's device, initialized from the seed and `name`."""
-    with seeded(config.seed, name):
-        return model_class(config, **given).to(run.device)
+    def write(self, name, data):
+        """Write a file of the folder, if any, by renaming, so that it is never half-written."""
+        if self.folder:
+            part = Path(self.folder, f"{name}.part")
+            part.write_bytes(data)
+            part.replace(Path(self.folder, name))
 
 def train(run, model, name, data, prove=None):
-    """Train a model, resuming from run.parts[name] if there is one, and save into it. A finished
-    part has no "optimizer". data has the number of `steps`, batch(step) -> source (B, S), target
-    (B, T + 1), rate(step) -> share of the peak rate, and check(model) -> list. Every 100 steps and
-    at the end, the curve gets [step, loss, *check]. prove: model -> {"proved", ...}, tried every 25
-    steps from step 50 on, to end the training. Raises: RunFailed if the loss is not finite."""
+    """Train a model into run.parts[name], or resume there; without "optimizer" it is done. data has
+    `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step) -> share of the
+    peak rate, and check(model) -> list; the curve gets [step, loss, *check]. The training also ends
+    when prove(model)["proved"]. Raises: RunFailed if the loss is not finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
@@ -701,21 +677,16 @@ def train(run, model, name, data, prove=None):
             run.keep(**{name: copy.deepcopy(part)})
 
 def numbers_data(config, numbers, steps, first_training):
-    """Training data of an encoder-decoder, checked on 1,000 held-out questions. numbers: training,
-    held-out. After 30 warm-up steps, the rate falls, over the last 40% of the first training or
-    throughout retraining. The first training begins with small numbers, half of them below 1.6% of
-    the range, on which a model learns sooner how places align. Differs: the sources draw uniformly
-    and name no schedule; in the paper preset, the rate is constant."""
+    """Training data of an encoder-decoder, from training and held-out numbers. The first training
+    begins with small numbers, half of them below 1.6% of the range, on which a model learns sooner
+    how places align. Differs: the sources draw uniformly and name no schedule of the rate."""
     spec, (training, held_out) = config.spec, numbers
-
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width, in the last step uniform in the pool."""
         power = 6 - 5 * step / steps if first_training else 1.0  # falls from 6 to 1
-
         def draw(base, length, n):
             pick = (len(pool) * torch.rand(n) ** power).long()  # pools are sorted: small ones first
             return pool[pick, None] // base ** torch.arange(length) % base
-
         width, drawn = config.widths[torch.randint(len(config.widths), ())], []
         for _ in range(20):  # in some tasks, few questions have an answer
             columns = draw_columns(spec, draw, spec.width, width, B)
@@ -725,28 +696,24 @@ def numbers_data(config, numbers, steps, first_training):
                 break
         demand(len(source), f"{config.task}: no question was found in 20 draws of {B}")
         return source[:B], target[:B]
-
     def rate(step):
         if config.preset == "paper":
             return 1.0
-        falling = 0.4 if first_training else 1.0
+        falling = 0.4 if first_training else 1.0  # share of the steps in which the rate falls
         return min(1.0, step / 30, (steps - step + 1) / (falling * steps))
-
     def check(model):
         with seeded(config.seed, "held-out"):
             source, target = batch(steps, 1000, held_out)
         return [right_tokens(model, source, target).all(1).float().mean().item()]
-
     return SimpleNamespace(steps=steps, batch=batch, rate=rate, check=check)
 
 # 5. ABC: lines, bias, calibration -----------------------------------------------------------------
 # A line is all elements of an attention matrix along a (row, column) step of (1, 1), (1, 0) or
-# (1, -1). Lines that stand out are kept and extended to other sizes. Columns come in blocks, each
-# with lines of its own: as numbers grow, the first operand moves away from the end of the source,
-# but a line keeps its place in the operand's block.
+# (1, -1). Lines that stand out are extended to other sizes, within blocks of columns: as numbers
+# grow, the first operand moves away from the end of the source, but not within its block.
 
 class Line(NamedTuple):
-    """A line that is kept open."""
+    """A line that is kept open. Its `path` identifies it in any head and layer."""
     head: int
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
@@ -758,7 +725,6 @@ class Line(NamedTuple):
 
     @property
     def path(self):
-        """What identifies the line in any head and layer."""
         return self.attention, self.direction, self.block, self.offset
 
 def lines_of(maps, direction):
@@ -767,35 +733,36 @@ def lines_of(maps, direction):
         return dict(enumerate(maps.unbind(2)))
     if direction < 0:
         maps = maps.flip(2)
-    _, m, n = maps.shape
-    return {offset: maps.diagonal(offset, 1, 2) for offset in range(1 - m, n)}
+    return {n: maps.diagonal(n, 1, 2) for n in range(1 - maps.shape[1], maps.shape[2])}
 
-def column_of(line, rows, blocks):
-    """-> the column of a line in each of these rows (M,), -1 where it is outside its block."""
-    size, start = blocks[line.block], sum(blocks[:line.block])
-    column = line.offset + abs(line.direction) * rows
-    if line.direction < 0:
-        column = size - 1 - column
-    return torch.where((column >= 0) & (column < size), start + column, -1)
+def columns_of(lines, rows, blocks):
+    """-> {path: columns in these rows (M,)}, -1 outside the block and, in self-attention, later."""
+    columns = {}
+    for path in {line.path for line in lines}:  # a line is often in several heads
+        attention, direction, block, offset = path
+        size, start = blocks[block], sum(blocks[:block])
+        column = offset + abs(direction) * rows
+        if direction < 0:
+            column = size - 1 - column
+        if attention == "self":
+            size = rows + 1
+        columns[path] = torch.where((column >= 0) & (column < size), start + column, -1)
+    return columns
 
-EACH = (1,), (0,), (-1,)  # each direction is a group of its own
+EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
 
-def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=None):
-    """Attention (H, m, n) -> list of Line, those that stand out. d_l is the mean (with total, the
-    sum) of line l. A group is a tuple of directions that share statistics: over its lines in one
-    head, d_l has the mean mu, the standard deviation sigma and the maximum d_max. Source: v1, Eqs.
-    1 and 2:
-
-        bias of line l:  d_l - d_max  if d_l > mu + kappa * sigma,  else -inf
-
+def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
+    """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks: those
+    with d_l > mu + kappa * sigma. Their bias is d_l - d_max. d_l is the mean (with total, the sum)
+    of line l, and mu, sigma and d_max are its mean, standard deviation and maximum over the L lines
+    of one head in a group, a tuple of directions. Source: v1, Eqs. 1 and 2.
     ours: only lines that cross more than half of the rows count, as short ones are high by chance,
-    and sigma is multiplied by sqrt(L - 1), the largest z that one of L lines can have: of 16 lines,
-    none reaches the papers' 4. With several blocks, only a block's first column may be a vertical,
-    as other columns are different places at different widths. Differs: the printed condition,
-    `d_l - d_max > threshold`, holds for no positive threshold, so d_l itself is compared, as in the
-    authors' code. That code also leaves out sums of 0, counts equal sums once, compares by >=, has
-    the sum itself as the bias, and opens the end marker in row 0."""
-    found, parts = [], attention.split(blocks or attention.shape[2], 2)
+    and sigma is multiplied by sqrt(L - 1), the largest possible z: of 16 lines, none reaches the
+    papers' 4. With several blocks, only a block's first column may be a vertical, as others are
+    different places at different widths. Differs: the printed `d_l - d_max > threshold` holds for
+    no positive threshold, so d_l is compared, as in the authors' code. It also leaves out sums of
+    0, counts equal sums once, compares by >=, has the sum as the bias, and opens END in row 0."""
+    parts = attention.split(blocks, 2)
     for group in groups:
         values = {}
         for direction, (block, maps) in itertools.product(group, enumerate(parts)):
@@ -805,85 +772,74 @@ def find_lines(attention, kappa, groups=EACH, total=False, ours=False, blocks=No
         d = torch.stack(list(values.values()), 1)  # (H, L)
         sigma, mu = torch.std_mean(d, 1, correction=0, keepdim=True)
         unit = sigma * math.sqrt(len(values) - 1) if ours else sigma
-        threshold = mu + kappa * unit + 1e-5 * mu.abs()  # lines of equal mean differ by rounding
+        threshold = mu + kappa * unit + 1e-5 * mu  # lines of equal mean differ by rounding
         bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
         for h, l in (d > threshold).nonzero().tolist():
             line = Line(h, *list(values)[l], bias[h, l].item(), z[h, l].item())
-            if line.direction != 0 or line.offset == 0 or len(parts) == 1:
-                found.append(line)
-    return found
+            if line.direction or line.offset == 0 or len(parts) == 1:
+                yield line
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
-    cross, the greater bias. In self-attention, no row sees later columns. Rows that see nothing are
-    opened: by our rules at column 0, the same at every length; by others at all columns. Source:
-    v2, Eq. 1 (cases), App. E.1."""
-    bias, opened = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device), {}
+    cross, the greater bias. Rows that see nothing are opened: by our rules at column 0, the same at
+    every length; by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
+    columns = columns_of(lines, rows, blocks)
+    bias = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
-        if line.path not in opened:  # the same elements in all heads
-            column = column_of(line, rows, blocks)[:, None]
-            allowed = (column <= rows[:, None]) | (line.attention == "cross")
-            opened[line.path] = (keys == column) & allowed
-        bias[line.head].masked_fill_(opened[line.path], line.bias)
+        bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
     if rules == "ours":
         empty = empty & (keys == 0)
     return bias.masked_fill(empty, 0)
 
-# The arguments of `find_lines` in self- and cross-attention by each rule set. Our kappa of 0.5 is
-# used only by `abc_bias` and where no proof is possible; else `choose_lines` tries KAPPAS.
+# Arguments of `find_lines`. Where a proof is possible, `choose_lines` tries KAPPAS, not our 0.5.
 RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
-    "v2": dict(self=dict(kappa=0.87, groups=((1, 0, -1),)),  # App. D; App. F reads otherwise
-               cross=dict(kappa=4.5, groups=((1, 0, -1),))),
+    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; App. F reads otherwise
+               cross=dict(kappa=4.5, groups=TOGETHER)),
     "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),  # the authors' code
                  cross=dict(kappa=4.5, groups=((-1,),), total=True)),
 }
 
 def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     """For models of one's own: attention (H, m, n), averaged over examples but not heads (as by
-    nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N), d_l - d_max along its
-    extended lines, -inf elsewhere. In self-attention, add `causal_bias(M)`. rules: a key of RULES;
-    its arguments for cross-attention apply (for "ours", with all directions), if not overridden.
-    blocks: list of (size now, size then), by default one block. Source: v1, Sec. 5, step 2; v2,
-    App. D, step 2. Raises: BadInput, a ValueError."""
+    nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N) of its extended lines.
+    In self-attention, add `causal_bias(M)`. rules: a key of RULES; its arguments of cross-attention
+    apply (for "ours", with all directions), but for `changes`. blocks: (size now, size then) each,
+    by default one. Source: v1, Sec. 5, step 2; v2, App. D, step 2. Raises: BadInput."""
     demand(attention.dim() == 3 and attention.isfinite().all(),
            f"attention is (H, m, n) and finite. Got {attention.shape}.")
-    H, m, n = attention.shape
+    H, _, n = attention.shape
     now, then = zip(*(blocks or [(n, N)]))
     demand((sum(now), sum(then)) == (n, N), f"blocks add up to {n} and {N}. Got {blocks}.")
-    rule = RULES[rules]["cross"]
     if rules == "ours":
-        rule = rule | dict(groups=EACH)
-    lines = find_lines(attention.cpu(), blocks=now, **(rule | changes))
-    bias = bias_of_lines(lines, H, then, rules, torch.arange(M), torch.arange(N))
-    return bias.to(attention)
+        changes = dict(groups=EACH) | changes
+    lines = list(find_lines(attention.cpu(), now, **RULES[rules]["cross"] | changes))
+    return bias_of_lines(lines, H, then, rules, torch.arange(M), torch.arange(N)).to(attention)
 
 def blocks_of(config, attention, N):
-    """-> sizes of the blocks of N columns. By our rules, cross-attention has one for each number
-    with the symbol on its left, and one for each other column: `$0123|+0748|&`, `$0123|*|7|&`.
-    Otherwise all columns are one block."""
+    """-> sizes of the blocks of N columns. In cross-attention by our rules, these are numbers with
+    the symbol on their left, and single other columns: `$0123|+0748|&`, `$0123|*|7|&`."""
     if config.rules != "ours" or attention == "self":
         return [N]
     operands = config.spec.operands
     numbers, others = operands.count("number"), 1 + 2 * operands.count("digit")
     return [(N - others) // numbers] * numbers + [1] * others
 
-def bias_in_pieces(lines, rows, blocks, make):
-    """Yield pieces: rows, the keys on a line in one of these rows and key 0, make(rows, keys)."""
-    distinct = {line.path: line for line in lines}.values()
-    for some in rows.split(2048 if rows.is_cuda else 128):  # the fastest sizes
-        keys = [column_of(line, some, blocks) for line in distinct] + [some.new_zeros(1)]
-        keys = torch.cat(keys).clamp(min=0).unique()
-        yield some, keys, make(some, keys)
+def bias_in_pieces(lines, n_head, blocks, all_rows):
+    """Yield pieces by our rules: rows, the keys on lines in these rows and key 0, their bias."""
+    for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
+        columns = columns_of(lines, rows, blocks)
+        keys = torch.cat([rows.new_zeros(1)] + list(columns.values())).clamp(min=0).unique()
+        yield rows, keys, bias_of_lines(lines, n_head, blocks, "ours", rows, keys)
 
 class CalibratedBias(nn.Module):
     """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2."""
     def __init__(self, config, lines):
         super().__init__()
-        self.config, self.lines = config, list(lines)
+        self.config, self.lines = config, lines
 
     def get_extra_state(self):
         return [tuple(line) for line in self.lines]
@@ -896,12 +852,11 @@ class CalibratedBias(nn.Module):
         if attention == "encoder":
             return None
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
-        rules, blocks = self.config.rules, blocks_of(self.config, attention, S)
-        make = functools.partial(bias_of_lines, lines, self.config.n_head, blocks, rules)
-        rows = torch.arange(T)
+        n_head, rules, rows = self.config.n_head, self.config.rules, torch.arange(T)
+        blocks = blocks_of(self.config, attention, S)
         if rules == "ours" and T > 100 and not self.training:
-            return bias_in_pieces(lines, rows, blocks, make)
-        return make(rows, torch.arange(S))
+            return bias_in_pieces(lines, n_head, blocks, rows)
+        return bias_of_lines(lines, n_head, blocks, rules, rows, torch.arange(S))
 
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
                         n_width=9, calibrated=True)
@@ -909,36 +864,33 @@ METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias
 @torch.no_grad()
 def average_attention(model, source, target):
     """Attention averaged over right answers: source (B, S), target (B, T + 1) -> self (n_layer, H,
-    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
-    code, weights are averaged, not scores. Raises: RunFailed if no answer is right."""
+    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: weights are averaged,
+    not scores, as in the authors' code. Raises: RunFailed if no answer is right."""
     right = right_tokens(model, source, target).all(1)
     if not right.any():
         raise RunFailed("the model answers no example correctly; e.g. raise --steps")
     model(source[right], target[right, :-1])
-    attentions = [(layer.self_attention, layer.cross_attention) for layer in model.decoder]
-    return [torch.stack([x.weights.mean(0).cpu() for x in each]) for each in zip(*attentions)]
+    own = [layer.self_attention.weights.mean(0) for layer in model.decoder]
+    cross = [layer.cross_attention.weights.mean(0) for layer in model.decoder]
+    return torch.stack(own).cpu(), torch.stack(cross).cpu()
 
-def calibrate(config, attention, kappa):
-    """Attention of `average_attention` -> list of Line. By our rules, each layer has lines of its
-    own, above `kappa`; by others, all use those of the last one. Source: v2, App. D. Differs: only
-    rows that training fills count (authors' code: 6; the papers take whole lines)."""
-    n_row, found, ours = config.spec.width + 1, [], config.rules == "ours"
+def calibrate(config, attention, **changes):
+    """Yield the lines of `average_attention`, by RULES but for `changes`: by ours, of each layer;
+    by others, of the last one for all. Source: v2, App. D. Differs: only rows that training fills
+    count (authors' code: 6; papers: all); biases are rounded: finer differences hardly matter."""
     for layer in range(config.n_layer):
+        index = layer if config.rules == "ours" else -1
         for name, maps in zip(("self", "cross"), attention):
-            rule, blocks = RULES[config.rules][name], blocks_of(config, name, maps.shape[3])
-            if ours:
-                rule = rule | dict(kappa=kappa)
-            for line in find_lines(maps[layer if ours else -1][:, :n_row], blocks=blocks, **rule):
-                bias = round(line.bias, 2)  # Differs: rounded, as finer differences hardly matter
-                found.append(line._replace(layer=layer, attention=name, bias=bias))
-    return found
+            rule = RULES[config.rules][name] | changes
+            blocks = blocks_of(config, name, maps.shape[3])
+            for line in find_lines(maps[index, :, :config.spec.width + 1], blocks, **rule):
+                yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))
 
 # 6. Proof -----------------------------------------------------------------------------------------
 # A model with one decoder layer, no encoder, a calibrated bias or a fixed band, and no positions or
-# ones that repeat can be proved exact at every length, as its rows see only finitely many inputs.
-#
-# Row t writes digit t of the answer, and the last row END. Its output depends only on its *window*:
-# the token before it and, for each head, how much weight the bias gives to each token, as queries
+# repeating ones can be proved exact at every length, as its rows see only finitely many inputs. Row
+# t writes digit t of the answer, the last row END. Its output depends only on its *window*: the
+# token before it and, for each head, how much weight the bias alone gives to each token, as queries
 # and keys add only what depends on these tokens. For `$0129&`, with lines of offsets 0 and -1,
 # which show what stands at place t and below it:
 #
@@ -951,22 +903,19 @@ def calibrate(config, attention, kappa):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? The places that a row sees are its span, of length `reach`.
-# Places below it act only through the carry that they hand up; places above it only require that
-# the final carry is 0. Within `settled` places of the last place, the set of carries that can
-# arrive becomes constant. Within `settled` places of the headroom, so does the set of carries that
-# can still end in 0. So all rows farther than that from both ends see the same, at any width:
+# Which numbers show all windows? A row sees places within a span of length `reach`. Places below it
+# act only through the carry that they hand up, and places above it only require that the final
+# carry is 0. From `settled` places above the last one on, the set of carries that can arrive is
+# constant; from `settled` places below the headroom on, so is that of carries that can end in 0. So
+# all rows farther than that from both ends see the same, at any width, and a number of N = settled
+# + reach + settled + headroom places has such a row. For addition, carries are {0} in the last
+# place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5; training numbers have 7 or more.
+# In a longer number, a row nearer to an end sees what the row at that distance from the same end
+# sees at N places. So the widths from the training width to N show all windows; if positions repeat
+# after p rows, the next p - 1 widths are needed, too.
 #
-#     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
-#
-# A number of N = settled + reach + settled + headroom places has such a row. For addition, carries
-# are {0} in the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5; training
-# numbers have 7 or more. In a longer number, a row nearer to an end sees what the row at that
-# distance from the same end sees at N places. So the widths from the training width to N show all
-# windows; if positions repeat after p rows, the next p - 1 widths are needed, too.
-#
-# Induction: if the tokens before row t are right, row t sees one of these windows; if the model is
-# right on every window, so is row t. Hence greedy decoding is right at any length. At other widths,
+# Induction: if the tokens before row t are right, it sees one of these windows; if the model is
+# right on all of them, so is row t. Hence greedy decoding is right at any length. At other widths,
 # sums are taken in another order, which changes logits of about 10 by about 1e-5. So the right
 # token must lead by MARGIN and by a thousandth of the largest logit.
 
@@ -975,32 +924,38 @@ TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place ca
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05  # from few lines to many
 
 class Windows(NamedTuple):
-    """seen: window -> the token to write, and where it was seen first. questions: those that showed
-    a new window, in chunks of source (B, S), target (B, T + 1). clash: two questions that look the
-    same to a row that must write different tokens. why: the reason if there is no proof."""
+    """seen: window -> the token to write, where it was seen first. questions: those that showed a
+    new window, in chunks of source (B, S), target (B, T + 1). clash: two questions that look alike
+    to a row that must write different tokens. why: the reason if there is no proof."""
     seen: dict
     questions: list
     clash: tuple = ()
     why: str = ""
 
-def views_of_rows(bias, period, source, target, rows):
+def views_of_rows(bias_of, period, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, features),
     equal where models with this bias see the same: the token before the row and, for each head and
     token, the share of the weights that the bias alone gives to keys with this token. Tokens are
-    paired with their index modulo `period` (1: no positions), in a source counted from its end."""
+    paired with their index modulo `period` (1: no positions), in a source counted from its end. If
+    bias_of(layer, attention, T, N) gives pieces, which cover all rows, `rows` are all."""
     T, S = target.shape[1] - 1, source.shape[1]
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
     parts = [before[:, rows, None]]
     for attention, tokens in ("self", before), ("cross", source):
-        shares = bias(0, attention, T, tokens.shape[1])[:, rows].double().softmax(2)  # (H, R, N)
-        tokens = F.one_hot(tokens, len(VOCAB) * period).double()
-        parts.append(torch.einsum("hrn,bnv->brhv", shares, tokens).flatten(2).round(decimals=9))
+        pieces, views = bias_of(0, attention, T, tokens.shape[1]), []
+        if torch.is_tensor(pieces):
+            pieces = [(rows, slice(None), pieces[:, rows])]
+        for _, keys, bias in pieces:
+            shares = bias.double().softmax(2).cpu()  # (H, R, K)
+            keys = F.one_hot(tokens[:, keys], len(VOCAB) * period).double()
+            views.append(torch.einsum("hrk,bkv->brhv", shares, keys).flatten(2))
+        parts.append(torch.cat(views, 1).round(decimals=9))
     return torch.cat(parts, 2)
 
 def collect_windows(config, lines, questions):
     """Read questions, each source (B, S), target (B, T + 1), rows [R], up to a clash -> the Windows
-    that they show to models with these lines or, if lines is None, with the band of the method."""
+    that they show to models with the bias of the method, made of `lines` if it is calibrated."""
     bias, seen, kept = make_bias(config, lines), {}, []  # a new bias is in training mode, so dense
     for source, target, rows in questions:
         views = views_of_rows(bias, config.scheme.period or 1, source, target, rows)
@@ -1026,14 +981,13 @@ def follow_carries(spec, singles):
     {1: [((0,), 1, 0), ..., ((9,), 0, 1)], 0: [((0,), 0, 0), ...]}. Raises: RunFailed."""
     numbers = itertools.product(range(spec.base), repeat=spec.operands.count("number"))
     columns = [digits + singles for digits in numbers]
-    table, waiting = {}, {spec.first}
-    while waiting:
+    table, carries = {}, [spec.first]
+    for carry in carries:  # grows
         if len(table) > 1000:
             raise RunFailed("more than 1,000 carries can be handed on")
-        carry = waiting.pop()
         token, after = spec.step(torch.full((len(columns),), carry), torch.tensor(columns))
         table[carry] = list(zip(columns, token.tolist(), after.tolist()))
-        waiting |= set(after.tolist()) - table.keys()
+        carries += set(after.tolist()) - set(carries)
     return table
 
 def endings(spec, table, n):
@@ -1050,50 +1004,58 @@ def endings(spec, table, n):
 
 def places_to_settle(spec, table):
     """-> `settled`. Raises: RunFailed if there is no such number."""
-    links = {(carry, after) for carry, moves in table.items() for _, _, after in moves}
     # The carries that arrive n places from the last one, and that can end n below the headroom.
     arrive, can_end = {spec.first}, set(endings(spec, table, spec.headroom))
     for n in range(100):
-        next_arrive = {after for carry, after in links if carry in arrive}
-        next_can_end = {carry for carry, after in links if after in can_end}
-        if (next_arrive, next_can_end) == (arrive, can_end):
+        before = arrive, can_end
+        arrive = {after for carry in arrive for _, _, after in table[carry]}
+        can_end = {carry for carry in table for _, _, after in table[carry] if after in can_end}
+        if before == (arrive, can_end):
             return n
-        arrive, can_end = next_arrive, next_can_end
     raise RunFailed("the carries that a place can get do not settle within 100 places")
 
 def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
-    tokens at these places, sets relative to the row. Partial questions grow from the last place up,
-    by all digits that a place can have. Of those that the row cannot tell apart and that hand on
-    the same carry, one is kept. Beyond the last place that it sees, any valid ending will do.
-    Raises: RunFailed."""
-    end = width - row  # places are below this
-    top = min(end, max(digits | tokens) + 1)
+    tokens at these places, sets relative to the row. Partial questions grow from the last place up;
+    of those that look the same to the row and hand on the same carry, one is kept. Beyond what the
+    row sees, any valid ending will do. Raises: RunFailed."""
+    top = min(width, row + max(digits | tokens) + 1)
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
-    for place in range(-row, top):
+    for place in range(top):
         extended = {}
         for (seen, carry), columns in partial.items():
-            moves = table[carry][:1] if place >= end - spec.headroom else table[carry]
+            moves = table[carry][:1] if place >= width - spec.headroom else table[carry]
             if len(partial) * len(moves) > TOO_MANY:
                 raise RunFailed(f"a place leads to more than {TOO_MANY:,} partial questions")
             for column, token, after in moves:
                 look = seen
-                if place in digits:
+                if place - row in digits:
                     look += column
-                if place in tokens:
+                if place - row in tokens:
                     look += (token,)
                 extended.setdefault((look, after), columns + (column,))
         partial = extended
-    ending = endings(spec, table, end - top)
+    ending = endings(spec, table, width - top)
     whole = [columns + ending[carry] for (_, carry), columns in partial.items() if carry in ending]
-    return torch.tensor(whole, dtype=torch.int64).view(len(whole), width, len(spec.operands))
+    return torch.tensor(whole, dtype=torch.int64).view(-1, width, len(spec.operands))
+
+def has_windows(config):
+    """Whether the output of a row depends only on its window, so that a proof is possible."""
+    scheme = config.scheme
+    windowed = scheme.calibrated or scheme.bias is banded
+    placed = scheme.scores or scheme.position and not scheme.period
+    return (windowed and not placed and config.rules == "ours" and config.n_layer == 1
+            and not config.n_encoder and not config.spec.label)
 
 def short_questions(config, lines):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. digits,
-    tokens: the places, relative to t, whose digits row t sees, and whose tokens it sees or writes.
-    A diagonal of self-attention shows the token that row t + offset - 1 has written."""
+    tokens: the places, relative to t, whose digits row t sees and whose tokens it sees or writes: a
+    diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
+    if not has_windows(config):
+        raise RunFailed("a proof needs windows, one layer, our rules, no encoder, positions or "
+                        "label")
     digits, tokens = {0, -1}, {0, -1, -2}  # of `banded`
-    if lines is not None:
+    if config.scheme.calibrated:
         digits = {x.offset for x in lines if x.attention == "cross" and x.direction == -1}
         tokens = {0, -1} | {x.offset - 1 for x in lines if x.attention == "self"}
     reach = max(digits | tokens) - min(digits | tokens) + 1
@@ -1106,19 +1068,8 @@ def short_questions(config, lines):
                 columns = questions_of_row(spec, table, width, row, digits, tokens)
                 yield *arrange(spec, columns, config.align), [row]
 
-def has_windows(config):
-    """Whether the output of a row depends only on its window, so that a proof is possible."""
-    scheme = config.scheme
-    windowed = scheme.calibrated or scheme.bias is banded
-    placed = scheme.scores or scheme.position and not scheme.period
-    simple = config.n_layer == 1 and not config.n_encoder and not config.spec.label
-    return config.rules == "ours" and windowed and not placed and simple
-
-def enumerate_windows(config, lines=None):
+def enumerate_windows(config, lines=()):
     """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
-    if not has_windows(config):
-        why = "a proof needs windows, one layer, our rules, no encoder, positions or label"
-        return Windows({}, [], why=why)
     try:
         return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
@@ -1127,56 +1078,48 @@ def enumerate_windows(config, lines=None):
 @torch.no_grad()
 def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least lead, in
-    logits, of a right token over all others, reduced by the excess of a thousandth of the largest
-    logit over MARGIN. Proved if it is MARGIN or more."""
+    logits, of a right token, less the excess of a thousandth of the largest logit over MARGIN."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
-    margin = INF
-    why = "" if windows.questions else "there are no questions"
+    margin, why = INF, "there are no questions"
     for source, target in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
-        lead = logits.gather(2, want) - logits.scatter(2, want, -INF).amax(2, keepdim=True)
-        excess = (logits.abs().amax(2, keepdim=True) / 1000 - MARGIN).clamp(min=0)
-        least = (lead - excess).nan_to_num(-1e9).amin((1, 2))  # (B,)
-        margin = min(margin, least.min().item())
+        lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -INF).amax(2)
+        excess = (logits.abs().amax(2) / 1000 - MARGIN).clamp(min=0)
+        least = (lead - excess).nan_to_num(-1e9).amin(1)  # (B,)
+        margin, why = min(margin, least.min().item()), ""
         if margin < MARGIN:
             why = f"{decode(source[least.argmin()])} is wrong or in doubt"
             break
     return dict(proved=not why, why=why, windows=len(windows.seen), margin=round(margin, 3))
 
-def drop_lines(lines, clashes):
-    """Lines that determine the answers -> a minimal subset for which clashes(subset) is false, too.
-    The weakest are dropped first, each from all heads at once. The main diagonal of self-attention
-    stays: it adds nothing to a window, but speeds up training."""
-    strength = {line.path: line.z for line in sorted(lines, key=lambda line: line.z)}  # the largest
-    for path in sorted(strength, key=strength.get):
-        fewer = [line for line in lines if line.path != path]
-        if path != ("self", 1, 0, 0) and not clashes(fewer):
-            lines = fewer
-    return lines
-
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
-    answers to a pool of questions. Superfluous lines are dropped, and windows enumerated; a clash
-    joins the pool. Without `has_windows`, all lines at RULES' kappa are kept. Raises: RunFailed."""
+    answers to a pool of questions. Lines are dropped while the others do, too, and windows are
+    enumerated; a clash joins the pool. Without `has_windows`, all lines at RULES' kappa are kept.
+    Raises: RunFailed."""
     if not has_windows(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
-        lines = calibrate(config, attention, kappa)
+        lines = list(calibrate(config, attention))
         return kappa, lines, enumerate_windows(config, lines)
-    pool = []
     with seeded(config.seed, "pool"):
-        for draw, length in itertools.product((draw_exact, draw_hard), (6, 8)):
-            pool.append(draw_questions(config, draw, length, 300))
-
+        pool = [draw_questions(config, draw, length, 300)
+                for draw in (draw_exact, draw_hard) for length in (6, 8)]
     def clashes(lines):
         every_row = ((s, t, range(t.shape[1] - 1)) for s, t in pool)
         return collect_windows(config, lines, every_row).why
-
     for kappa in KAPPAS:
-        opened = calibrate(config, attention, kappa)
+        opened = list(calibrate(config, attention, kappa=kappa))
+        strongest_first = sorted(opened, key=lambda line: -line.z)
         while not clashes(opened):
-            lines = drop_lines(opened, clashes)
+            lines = opened
+            # The weakest is dropped first, from all heads at once. The main diagonal of
+            # self-attention stays: it adds nothing to a window, but speeds up training.
+            for path in reversed(dict.fromkeys(line.path for line in strongest_first)):
+                fewer = [line for line in lines if line.path != path]
+                if path != ("self", 1, 0, 0) and not clashes(fewer):
+                    lines = fewer
             windows = enumerate_windows(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
@@ -1185,23 +1128,31 @@ def choose_lines(config, attention):
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
 
+def new_model(run, name, config):
+    """-> a model on the run's device, initialized from the seed and `name`, with the run's lines if
+    the method is calibrated."""
+    given = {}
+    if config.scheme.calibrated:
+        given = dict(lines=[Line(**line) for line in run.parts["lines"]["lines"]])
+    with seeded(config.seed, name):
+        return config.kind.model(config, **given).to(run.device)
+
 def learn_abc(run):
-    """Train a model by ABC in five stages -> proof. Source: v1, Sec. 5; v2, App. D. Differs: small
-    numbers come first; rates fall; kappa falls until windows determine the answer; lines are few;
-    retraining starts from the vanilla model, but with queries and keys that are and stay zero, and
-    ends with the proof."""
+    """Train a model by ABC in five stages -> proof. Source: v1, Sec. 5; v2, App. D. Differs, beside
+    `numbers_data`: kappa falls until windows determine the answer; lines are few; retraining starts
+    from the vanilla model with zero queries and keys, and ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
-    # 1. From random weights: a vanilla model learns the training numbers. It is never tested.
+    # 1. A vanilla model learns the training numbers, from random weights. It is never tested.
     plain = config.replace(method="vanilla", lengths=(6,))  # vanilla accepts none over 2,000
-    vanilla = new_model(run, "vanilla", Transformer, plain)
+    vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
-    # 2. From the vanilla model: its mean attention in right answers to 1,000 training questions.
+    # 2. Its attention is averaged over right answers to 1,000 training questions.
     if "attention" not in parts:
         with seeded(config.seed, "attention"):
             source, target = data.batch(data.steps, 1000)
         run.keep(attention=average_attention(vanilla, source, target))
-    # 3. From the averaged attention: a minimal set of lines that determine the answer, and windows.
+    # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     if "lines" in parts:
         lines = [Line(**line) for line in parts["lines"]["lines"]]
         windows = enumerate_windows(config, lines)
@@ -1209,11 +1160,11 @@ def learn_abc(run):
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
     for attempt in 1, 2:
-        # 4. From the vanilla weights, with queries and keys set to zero, so that the bias alone
-        # determines attention. They stay zero, as the gradient of each has the other as a factor.
-        # A second attempt, and all attempts under other rules, start from random weights.
+        # 4. Retraining starts from the vanilla weights, with queries and keys set to zero, so that
+        # the bias alone determines attention. They stay zero, as the gradient of each has the other
+        # as a factor. A second attempt, and all under other rules, start from random weights.
         name = f"attempt {attempt}"
-        model = new_model(run, name, Transformer, config, lines=lines)
+        model = new_model(run, name, config)
         if attempt == 1 and config.rules == "ours":
             model.load_state_dict(vanilla.state_dict(), strict=False)  # all but the lines
             for key, weight in model.named_parameters():
@@ -1221,7 +1172,7 @@ def learn_abc(run):
                     nn.init.zeros_(weight)
         data = numbers_data(config, numbers, attempt * config.retrain_steps, first_training=False)
         train(run, model, name, data, functools.partial(prove, windows=windows))
-        # 5. From the retrained model and all windows: the proof.
+        # 5. The model is proved on all windows.
         proof = prove(model, windows)
         if proof["proved"] or windows.why:
             break
@@ -1231,7 +1182,7 @@ def learn_abc(run):
 def learn_method(run):
     """Train by a method other than ABC, stopping early if the model can be proved -> proof."""
     config, windows = run.config, enumerate_windows(run.config)
-    model = new_model(run, "model", Transformer, config)
+    model = new_model(run, "model", config)
     data = numbers_data(config, split_numbers(config.seed), config.steps, first_training=True)
     train(run, model, "model", data, functools.partial(prove, windows=windows))
     return prove(model, windows)
@@ -1261,38 +1212,35 @@ def evaluate(model, config):
 
 def ask(model, config, question):
     """A question, "123+748" or "123 + 748" -> "871". Raises: BadInput if it is not the task's."""
-    spec = config.spec
-    operands = [text.strip() for text in question.split(spec.sign or None)]
+    operands = [text.strip() for text in question.split(config.spec.sign or None)]
     source, target = example(config.task, *operands, width=config.widths[0], align=config.align)
     text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
     digits, end, _ = text.partition(END)
     if not end or not digits.isalnum():
         return f"no number; the model wrote {text!r}"
-    if spec.headroom:
+    if config.spec.headroom:
         return digits[::-1].lstrip("0") or "0"
     return digits[:max(map(len, operands))][::-1]  # one digit for each digit of the question
 
 # 8. Consecutive pairs: one attention head, read in full -----------------------------------------
-# Source: Pairs. Tokens are integers 0 .. V - 1; the label of n is 1 if n - 1 or n + 1 also occurs.
-# One layer, one head, no feed-forward; no positions, norm or residual, as the source names none.
+# Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
+# feed-forward; where the source is silent, uniform draws and no positions, norm or residual.
 
 PAIRS_TASKS = {"consecutive": Task("is a neighbor there?", None, steps=6000, batch=300, lr=1e-3)}
 
 def draw_pairs(config, B, length):
-    """-> source (B, length), preceded by a token V if config.dummy; target (B, 1 + length), a start
-    token and the labels. Integers are drawn uniformly; Pairs does not say how to draw them."""
+    """-> source (B, length), after a token V if config.dummy; target (B, 1 + length): 0, labels."""
     tokens = torch.randint(config.d_vocab, (B, length))
     label = torch.zeros_like(tokens)
     for other in tokens.unbind(1):
-        label |= ((tokens - other[:, None]).abs() == 1).long()
+        label |= (tokens - other[:, None]).abs() == 1
     if config.dummy:
         tokens = F.pad(tokens, (1, 0), value=config.d_vocab)
     return tokens, F.pad(label, (1, 0))
 
 class PairsHead(nn.Module):
     """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2), 0 and z. Differs: an output bias
-    of +5 makes every integer predict 1 at first; the larger embedding of the dummy, of standard
-    deviation 1, lets it learn 0 quickly."""
+    of +5 makes all predict 1 at first; a larger dummy embedding (std 1) lets it learn 0 quickly."""
     def __init__(self, config):
         super().__init__()
         self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
@@ -1307,16 +1255,23 @@ class PairsHead(nn.Module):
         return F.pad(z, (1, 0))
 
 def learn_pairs(run):
-    """Train on sequences of five integers. There is no proof. Differs: the learning rate is
-    constant; Pairs reduces it on a plateau (patience 100) and takes the best of several seeds."""
+    """Train on sequences of five. There is no proof. Differs: the learning rate is constant; Pairs
+    reduces it on plateaus (patience 100) and takes the best of several seeds."""
     config = run.config
     data = SimpleNamespace(steps=config.steps, rate=lambda step: 1.0, check=lambda model: [],
                            batch=lambda step: draw_pairs(config, config.batch, 5))
-    train(run, new_model(run, "model", PairsHead, config), "model", data)
+    train(run, new_model(run, "model", config), "model", data)
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
-# Source: Jelassi. Digit t of the answer is read at token t. Numbers start with the highest digit
-# and end in padding, so places align only at equal length. + and * replace its four signs.
+# Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
+# highest digit first, padding last: places align only at equal length. + and * replace four signs.
+
+class EncoderTask(NamedTuple):
+    about: str
+    sign: str
+    answer: Callable  # positive integers a, b -> integer or text, longest for the largest a and b
+    steps: int
+    second_digits: int = None  # maximum number of digits of b; by default the same as for a
 
 def add_digits(a, b):
     """15, 27 -> "32", the sum without carries."""
@@ -1326,21 +1281,10 @@ def add_digits(a, b):
         a, b = a // 10, b // 10
     return text
 
-class EncoderTask(NamedTuple):
-    """A task on two positive integers."""
-    about: str
-    sign: str
-    answer: Callable  # integers a, b -> the answer as text, longest for the largest a and b
-    steps: int
-    second_digits: int = None  # maximum number of digits of b; by default the same as for a
-
 ENCODER_TASKS = {
-    # 12@+39@ -> $51@@, modulo 100 $51
-    "addition": EncoderTask("a + b", "+", lambda a, b: str(a + b), 16_000),
-    # 12@*9@@ -> $108@@@, modulo 100 $08
-    "multiplication": EncoderTask("a * b, b of few digits", "*", lambda a, b: str(a * b), 10_000,
-                                  second_digits=1),
-    # 15@+27@ -> $32@
+    "addition": EncoderTask("a + b", "+", int.__add__, 16_000),  # 12@+39@ -> $51@@, modulo 100 $51
+    "multiplication": EncoderTask("a * b, b of few digits", "*", int.__mul__, 10_000,
+                                  second_digits=1),  # 12@*9@@ -> $108@@@, modulo 100 $08
     "elementwise-addition": EncoderTask("a + b, carries dropped", "+", add_digits, 6000),
 }
 
@@ -1354,22 +1298,22 @@ def settle_encoder(config):
     config.clip = config.clip or 2 * config.width
     demand(needed <= config.width <= 2000,
            f"--lengths or others need --width {needed} to 2,000, not {config.width}")
-    demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.align,
+    demand(config.method not in ("abc", "alibi-decoder") and config.scheme.bias is not banded,
            f"--method: {config.method} needs a decoder")
 
 def arrange_encoder(config, pairs):
-    """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), e.g. "12@+39@" and "$51@@" for
-    W = 3; START is not read. Source: Jelassi, Sec. 2.1 (which prints one PAD fewer)."""
+    """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
+    Sec. 2.1 prints one PAD fewer."""
     spec, W, sources, targets = config.spec, config.width, [], []
-    longest = spec.answer(10 ** W - 1, 10 ** W - 1)
+    n = len(str(spec.answer(10 ** W - 1, 10 ** W - 1)))
     if config.modulus:
-        longest = str(config.modulus - 1)
+        n = len(str(config.modulus - 1))
     for a, b in pairs:
         answer = spec.answer(a, b)
         if config.modulus:
-            answer = str(int(answer) % config.modulus).zfill(len(longest))
+            answer = str(int(answer) % config.modulus).zfill(n)
         sources.append(encode(str(a).ljust(W, PAD) + spec.sign + str(b).ljust(W, PAD)))
-        targets.append(encode(START + answer.ljust(len(longest), PAD)))
+        targets.append(encode(START + str(answer).ljust(n, PAD)))
     return torch.stack(sources), torch.stack(targets)
 
 def draw_integers(config, length):
@@ -1382,57 +1326,44 @@ def draw_encoder_tests(config, length):
     return dict(random=arrange_encoder(config, pairs))
 
 def encoder_data(config, n_short, n_long, steps):
-    """Training data of an encoder: n_long long questions, and the first operands of n_short short
-    ones, whose second operand is drawn each time. The curve has the accuracy on new questions of
-    train_digits and of the longest prime_lengths (Figs. 3b, 4d). Differs: 100 warm-up steps; draws
-    with replacement; by default, equally many short numbers of each length."""
-    def draw_short(length):  # fast: a uniform length first; paper: a uniform number
-        least = 0
+    """n_long long questions and first operands of n_short short ones, whose second is drawn each
+    time. The curve tests new questions of train_digits and of the longest prime_lengths (Figs. 3b,
+    4d). Differs: 100 warm-up steps; draws with replacement; uniform short lengths if fast."""
+    def draw_short(length):
+        least = 1
         if config.preset == "fast":
-            length = RANDOM.randint(1, length)
-            least = length - 1
-        return RANDOM.randrange(10 ** least, 10 ** length)
-
+            least = length = RANDOM.randint(1, length)
+        return RANDOM.randrange(10 ** (least - 1), 10 ** length)
     with seeded(config.seed, "examples", n_short, n_long):
         known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
-        for length in RANDOM.choices(config.prime_lengths, k=n_long):
-            known.append(draw_integers(config, length))
-
+        known += [draw_integers(config, x) for x in RANDOM.choices(config.prime_lengths, k=n_long)]
     def batch(step):
         most = config.second_digits or config.train_digits
-        drawn = RANDOM.choices(known, k=config.batch)
-        pairs = [(a, b or draw_short(most)) for a, b in drawn]
-        return arrange_encoder(config, pairs)
-
+        pairs = RANDOM.choices(known, k=config.batch)
+        return arrange_encoder(config, [(a, b or draw_short(most)) for a, b in pairs])
     def rate(step):
         return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
-
     def check(model):
-        lengths = config.train_digits, max(config.prime_lengths)
-        rows = evaluate(model, config.replace(lengths=lengths, samples=200))["rows"]
-        return [row["correct"] / row["n"] for row in rows]
-
+        test = config.replace(lengths=(config.train_digits, max(config.prime_lengths)), samples=200)
+        return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
     return SimpleNamespace(steps=steps, batch=batch, rate=rate, check=check)
 
 def learn_encoder(run):
-    """Train on short numbers and, with --prime, a few long ones; with --finetune, then test and
-    train on long ones alone. There is no proof. Source: Jelassi, Secs. 2.1, 2.2 and 5."""
+    """Train on short and, with --prime, a few long questions; --finetune on long ones alone."""
     config = run.config
-    name = "short numbers" if config.finetune else "model"
-    model = new_model(run, "model", Transformer, config)
+    model = new_model(run, "model", config)
     data = encoder_data(config, 5000 - config.prime, config.prime, config.steps)
-    train(run, model, name, data)
     if config.finetune:
+        train(run, model, "short numbers", data)
         run.keep(before=evaluate(model, config))
         data = encoder_data(config, 0, config.finetune, config.retrain_steps)
-        train(run, model, "model", data)
+    train(run, model, "model", data)
 
 # 10. Options, checkpoints, command line -----------------------------------------------------------
-# Defaults of the options of a run by kind of model (universal: as encoder) and in the paper preset
-# (=: the same). None: it is taken from the task or derived; a dot: there is no such option. The
-# paper presets are those of v2, App. B and D, with batch, steps and width of addition in its code
-# and a tenth of the steps for retraining, and of Jelassi, Sec. 2.2: 15,000 epochs of 5,000
-# examples; its multiplication needs --second-digits 3.
+# Defaults of a run by kind of model (universal: as encoder) and preset (=: the same). None: taken
+# from the task or derived; a dot: no such option. The paper presets are those of v2, App. B and D,
+# with batch, steps and width of addition in its code and a tenth of the steps for retraining, and
+# of Jelassi, Sec. 2.2 (15,000 epochs of 5,000 examples; multiplication needs --second-digits 3).
 
 OPTIONS = """
 option           seq2seq     paper   encoder  paper         pairs
@@ -1481,23 +1412,22 @@ CHOICES = dict(preset=("fast", "paper"), method=METHODS, rules=RULES, dummy=(Fal
 def settle_seq2seq(config):
     """Derive and check options of an encoder-decoder."""
     spec, scheme, digits = config.spec, config.scheme, VOCAB.index("+")
-    signs = sorted(set(VOCAB[digits:]) - {START, END, PAD})
+    signs = re.findall(rf"[^\d{START}{END}{PAD}]", VOCAB)
     demand(re.fullmatch("number( number)*( digit)*", " ".join(spec.operands))
            and (len(spec.operands) == 1 or spec.sign in signs) and 2 <= spec.base <= digits,
            f"--task: {config.task} needs a base of 2 to {digits}, operands that are numbers, then "
            f"digits, and between them a sign of {signs}")
-    config.align = scheme.align and len(spec.operands) == 2
+    config.align = scheme.bias is banded and len(spec.operands) == 2
     widths = range(spec.width, spec.width + scheme.n_width)
     config.widths = [config.width] if config.width else widths  # of training numbers
     demand(spec.width <= max(config.widths) <= 2000,
            f"--width: {config.width} is not {spec.width} to 2,000")
-    far = scheme.calibrated and config.rules == "ours" and not config.n_encoder
-    demand(far or max(config.lengths) <= 2000,
-           "--lengths: more than 2,000 needs ABC by our rules without an encoder")
+    if config.n_encoder or config.rules != "ours" or not scheme.calibrated:
+        demand(max(config.lengths) <= 2000,
+               "--lengths: more than 2,000 needs ABC by our rules without an encoder")
 
 class Kind(NamedTuple):
-    """A kind of model: all that belongs to it, but for the defaults of its options."""
-    column: int  # index of its column in OPTIONS; that of its paper preset is the next one
+    column: int  # index of its column in OPTIONS; the next one is that of the paper preset
     tasks: dict
     model: Callable
     learn: Callable  # run -> proof, None if there can be none; by ABC it is learn_abc
@@ -1550,9 +1480,8 @@ def accept(name, value, default):
         raise BadInput(f"{flag(name)}: {value!r} is invalid") from None
 
 class Config:
-    """Options of a run as attributes, and as plain values in `values`. Defaults are those of the
-    preset, the method, the task and the kind of model, in this order of precedence. Differs: they
-    are small and fast; the paper preset has the values that the sources name. Raises: BadInput."""
+    """Defaults are those of the preset, the method, the task and the kind of model, in this order
+    of precedence. Differs: but for the paper preset, they are small and fast. Raises: BadInput."""
     method, preset, n_layer, n_head = None, "fast", 0, 1  # where a kind of model lacks the option
 
     def __init__(self, task="successor", model=None, **given):
@@ -1564,7 +1493,6 @@ class Config:
         for name in given:
             demand(name in values, f"{flag(name)}: not an option of {task}, {model}")
         self.scheme = METHODS.get(str(given.get("method") or values.get("method")), Method(""))
-        # The task's steps, batch, lr, ..., where they are options.
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         if model == "seq2seq":
             values["steps"] *= self.scheme.steps_factor
@@ -1573,27 +1501,24 @@ class Config:
                     for name, value in given.items() if value is not None}
         if given.get("preset") == "paper":
             values |= options_of(OPTIONS, self.kind.column + 1)
-        values |= accepted
-        vars(self).update(values)
+        vars(self).update(values | accepted)
+        self.n_vocab = len(VOCAB)
         self.kind.settle(self)
         n = self.n_head * (1 + (self.scheme.scores is rotary))  # which rotates pairs of channels
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in values}
 
-    def replace(self, **changes):
-        """-> Config; defaults that are already filled in stay."""
+    def replace(self, **changes):  # defaults that are already filled in stay
         return Config(**self.values | changes)
 
     def __reduce__(self):  # pickles `values` alone, as entries of tables may be functions
         return functools.partial(Config, **self.values), ()
 
-def build(config, parts):
-    """Config and parts of a run -> its trained model, of any kind, in evaluation mode."""
-    weights, given = parts["model"]["weights"], {}
-    if config.kind.model is Transformer:  # symbols may have been added to VOCAB since
-        given = dict(n_vocab=len(weights["embedding.weight"]))
-    with seeded("build"):
-        model = config.kind.model(config, **given)
+def build(run):
+    """-> the trained model of a run, in evaluation mode."""
+    weights = run.parts["model"]["weights"]
+    run.config.n_vocab = len(weights["embedding.weight"])  # VOCAB may have become longer since
+    model = new_model(run, "model", run.config)
     model.load_state_dict(weights)
     return model.eval()
 
@@ -1604,7 +1529,7 @@ def read_checkpoint(folder):
         demand(not zipfile.ZipFile(path).testzip(), "it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
         demand(VOCAB.startswith(state["vocab"]), f"its symbols are {state['vocab']}")
-        return Config(**state["config"]), dict(state["parts"])
+        return Config(**state["config"]), state["parts"]
     except Exception as error:
         raise BadInput(f"--from, --ask: {str(folder)!r} cannot be used: {error!r:.300}") from None
 
@@ -1612,7 +1537,7 @@ def load(folder):
     """Folder of a trained run -> model, config, parts. Raises: BadInput."""
     config, parts = read_checkpoint(folder)
     demand("proof" in parts, f"{str(folder)!r} is not finished; finish it with --from alone")
-    return build(config, parts), config, parts
+    return build(Run(config, parts)), config, parts
 
 def make_record(run, tests):
     parts, device = run.parts, f"cpu, threads: {torch.get_num_threads()}"
@@ -1626,8 +1551,7 @@ def make_record(run, tests):
                 before=parts.get("before"), tests=tests)
 
 def percent(share):
-    """-> text, rounded down, so that 100.0% means all."""
-    return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"
+    return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
 def summary(record):
     config, proof = record["config"], record["proof"]
@@ -1636,7 +1560,7 @@ def summary(record):
         unseen = " ".join(map(percent, part["curve"][-1][2:]))
         yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen or '-'}"
     for line in record["lines"]:
-        name = {1: "diagonal", 0: "vertical", -1: "anti-diagonal"}[line["direction"]]
+        name = ("vertical", "diagonal", "anti-diagonal")[line["direction"]]  # -1: the last
         yield (f"  layer {line['layer'] + 1} {line['attention']:<5} head {line['head'] + 1}: "
                f"{name}, block {line['block'] + 1}, offset {line['offset']}, "
                f"bias {line['bias']:.2f}, z {line['z']:.1f}")
@@ -1664,26 +1588,24 @@ def execute(run, options):
     if "proof" not in run.parts:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         run.keep(proof=learn(run) or {})
-    model = build(config, run.parts).to(run.device)
-    record = make_record(run, evaluate(model, config))
+    record = make_record(run, evaluate(build(run), config))
     try:
         print(json.dumps(record) if options["json"] else "\n".join(summary(record)), flush=True)
     finally:  # if printing fails, the record is written; if writing fails, it was printed
-        if run.folder:
-            write(f"{run.folder}/result.json", json.dumps(record).encode())
+        run.write("result.json", json.dumps(record).encode())
 
 def make_runs(given, options):
-    """-> [the run of --from] or, for each seed, a run in a new folder of its own. Raises:
-    BadInput, OSError."""
+    """-> the run of --from or, for each seed, one in a new folder. Raises: BadInput, OSError."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
-    device = options["device"] or best
+    device, folder = options["device"] or best, options["from"]
     demand(device in ("cpu", best), f"--device: there is no {device}")
-    folder = options["from"]
     if folder is not None:
         config, parts = read_checkpoint(folder)
-        finished = Path(folder, "result.json").exists()  # then it stays as it is
-        return [Run(config.replace(**given), parts, None if finished else folder, device)]
-    config, runs = Config(**given), []
+        if Path(folder, "result.json").exists():
+            folder = None  # a finished run stays as it is
+        yield Run(config.replace(**given), parts, folder, device)
+        return
+    config = Config(**given)
     seeds = range(config.seed, config.seed + accept("seeds", options["seeds"], 1))
     for config in [config.replace(seed=seed) for seed in seeds]:  # checks all
         name = f"{config.task}-{config.method or config.model}-seed{config.seed}-{time.time_ns()}"
@@ -1691,8 +1613,7 @@ def make_runs(given, options):
         if len(seeds) > 1:
             folder /= f"seed{config.seed}"
         folder.mkdir(parents=True)
-        runs.append(Run(config, {}, folder, device))
-    return runs
+        yield Run(config, {}, folder, device)
 
 def ask_all(options):
     folder = options["from"]
@@ -1706,35 +1627,26 @@ def ask_all(options):
     for question in options["ask"]:
         print(ask(model, config, question))
 
-def list_entries():
-    for name, kind in KINDS.items():
-        for task, spec in kind.tasks.items():
-            print(f"--model {name:<9} --task {task:<21} {spec.about}")
-    for name, method in METHODS.items():
-        print(f"--method {name:<14} {method.about}")
-
 def fail(error, code):
     LOG.error(f"lengen: {error}")
     return code
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, like all bad input."""
-    def error(self, message):
+    def error(self, message):  # one line, like all bad input
         raise BadInput(message)
 
 def parse(argv):
     """Arguments -> the options of a run that are given, as text, and those of the command."""
-    p = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    command = options_of(COMMAND, 1)
+    p = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS,
+               conflict_handler="resolve")
     for line in re.findall("--.*", OPTIONS + COMMAND):
-        if line.startswith("--ask"):
-            p.add_argument("--ask", nargs="+")
-        else:
-            p.add_argument(line.split()[0], action="store_true" if "False" in line else "store")
+        p.add_argument(line.split()[0], action="store_true" if "False" in line else "store")
+    p.add_argument("--ask", nargs="+")  # replaces the one above
     given = vars(p.parse_args(argv))
     demand(not given.keys() & {"from", "ask"} or
            given.keys() <= {"from", "ask", "lengths", "samples", "device", "json", "quiet", "help"},
            "--from and --ask take only --lengths, --samples, --device, --json and --quiet")
+    command = options_of(COMMAND, 1)
     return given, {name: given.pop(name, default) for name, default in command.items()}
 
 def main(argv=None):
@@ -1745,13 +1657,17 @@ def main(argv=None):
         given, options = parse(argv)
         LOG.setLevel("ERROR" if options["quiet"] else "INFO")
         if options["help"]:
-            print(OPTIONS + COMMAND + f"\nwith these options: {Config(**given).values}")
+            print(f"{OPTIONS}{COMMAND}\nwith these options: {Config(**given).values}")
         elif options["list"]:
-            list_entries()
+            for name, kind in KINDS.items():
+                for task, spec in kind.tasks.items():
+                    print(f"--model {name:<9} --task {task:<21} {spec.about}")
+            for name, method in METHODS.items():
+                print(f"--method {name:<14} {method.about}")
         elif options["ask"]:
             ask_all(options)
         else:
-            for run in make_runs(given, options):
+            for run in list(make_runs(given, options)):  # all folders are made first
                 try:
                     execute(run, options)
                 except RunFailed as error:

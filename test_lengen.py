@@ -384,7 +384,7 @@ def test_lines_and_their_columns_are_inverse():
         for i, j in np.ndindex(5, width):
             offset = offset_of(direction, i, j, width)
             line = L.Line(0, direction, block, offset, 0.0, 0.0)
-            columns = L.column_of(line, torch.arange(5), blocks)
+            [columns] = L.columns_of([line], torch.arange(5), blocks).values()
             rows = (columns >= 0).nonzero()[:, 0]
             assert columns[i] == start + j
             assert torch.equal(lines[offset], maps[:, rows, columns[rows]])
@@ -430,7 +430,7 @@ def test_lines_are_those_of_the_papers_at_any_size(double, rules, of_self, of_cr
     own[1, 0, range(8), range(8)] += 1
     cross[1, 1, range(8), range(120, 112, -1)] += 1
     config = small(rules=rules)
-    bias = L.CalibratedBias(config, L.calibrate(config, (own, cross), 0.5))
+    bias = L.CalibratedBias(config, list(L.calibrate(config, (own, cross))))
     for kind, maps, rule in ("self", own, of_self), ("cross", cross, of_cross):
         attention, N = maps[1, :, :8], M if kind == "self" else 2 * M
         expected = drawn_bias(literal_lines(attention, **rule), M, [N])
@@ -447,7 +447,7 @@ def test_kappa_is_a_share_of_the_largest_z():
     """If one of 7 columns is not 0, it has the largest z that there is, sqrt(7 - 1)."""
     column = torch.eye(7)[3].expand(1, 5, 7)
     for kappa, offsets in (0.99, [3]), (1.01, []):
-        lines = L.find_lines(column, kappa, ((0,),), ours=True)
+        lines = L.find_lines(column, [7], kappa, ((0,),), ours=True)
         assert [line.offset for line in lines] == offsets
 
 def test_uniform_attention_opens_the_first_key_alone():
@@ -505,7 +505,7 @@ def test_layers_and_numbers_have_lines_of_their_own():
     cross[0, 1, range(9), range(19, 10, -1)] = 1  # in the second number
     cross[1, 1, :, 5] = 1  # inside the first number
     cross[1, 1, :, 11] = 1  # at the sign, where the second number begins
-    lines = L.calibrate(small(width=10), (own, cross), 0.5)
+    lines = L.calibrate(small(width=10), (own, cross))
     assert [(line.layer, line.head) + line.path for line in lines] == [
         (0, 0, "self", 1, 0, -1), (0, 1, "cross", -1, 1, 2), (1, 1, "cross", 0, 1, 0)]
 
@@ -996,7 +996,7 @@ def test_a_run_that_has_lines_keeps_them(trained):
         proof = L.learn_abc(run)
         assert (proof["kappa"], proof["lines"], proof.get("windows")) == (0.7, lines, windows)
         assert ("look the same to a row" in proof["why"]) == (windows is None)
-        kept = L.build(run.config, run.parts).bias.lines
+        kept = L.build(run).bias.lines
         assert [line._asdict() for line in kept] == lines
 
 class Adds(nn.Module):
@@ -1047,7 +1047,7 @@ def test_the_callers_random_state_is_as_without_the_call(trained):
     L.evaluate(model, config)
     L.average_attention(model, source, target)
     L.choose_lines(config, parts["attention"])
-    L.build(config, parts)
+    L.build(L.Run(config, parts))
     L.learn_encoder(encoders)
     L.learn_method(numbers)
     abc_run(trained, ["vanilla"])
