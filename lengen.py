@@ -88,11 +88,29 @@ def demand(condition, complaint):
 
 @contextlib.contextmanager
 def seeded(*names):
-    """Seed torch and RANDOM by `names`; restore torch's state on exit. Not for several threads."""
-    with torch.random.fork_rng():
+    """Seed torch and RANDOM by `names`; restore their states on exit. Not for several threads."""
+    state = RANDOM.getstate()
+    gpus = range(torch.cuda.is_initialized())  # the first, if it is in use
+    with torch.random.fork_rng(gpus):
         RANDOM.seed(repr(names))
         torch.manual_seed(RANDOM.getrandbits(63))
+        try:
+            yield
+        finally:
+            RANDOM.setstate(state)
+
+@contextlib.contextmanager
+def storing(what):
+    """Turn an error of the operating system, such as a full disk, into bad input."""
+    try:
         yield
+    except OSError as error:
+        raise BadInput(f"{what}: {error}") from None
+
+def show(text):
+    """Print at once. A closed pipe, as after `| head`, is no error."""
+    with storing("standard output"), contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
 # The token of a digit is its value. Numbers are tensors of digits (B, W), least significant first.
@@ -111,9 +129,10 @@ def decode(tokens):
 class Task(NamedTuple):
     """A rule that computes an answer from the last place on. At each, `total(carry, *digits)` joins
     the carry of the place before and the operands' digits, all integer tensors of one shape. The
-    total modulo the base is the answer's digit; the quotient, rounded down, is the next carry. With
-    headroom, numbers have leading zeros, and a final carry other than 0 is invalid; without, it is
-    dropped. For a - b, total is a - b + carry: a borrow is the carry -1, and a < b is invalid."""
+    total modulo the base is the answer's digit; the quotient, rounded down, is the next carry. Or
+    `total` returns both, digit and carry. With headroom, numbers have leading zeros, and a final
+    carry other than 0 is invalid; without, it is dropped. For a - b, total is a - b + carry: a
+    borrow is the carry -1, and a < b is invalid."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # each "number" (W digits) or "digit" (one digit), numbers first
@@ -130,6 +149,8 @@ class Task(NamedTuple):
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
         total = self.total(carry, *digits.clone().unbind(-1))  # it may overwrite what it is given
+        if isinstance(total, tuple):
+            return total
         return total % self.base, total // self.base
 
     @property
@@ -141,7 +162,8 @@ class Task(NamedTuple):
         return width
 
 def xor(carry, a):
-    return 3 * ((a + carry) % 2)  # x + 2 * x, as the answer's digit x is also the next carry
+    digit = (a + carry) % 2
+    return digit, digit  # the answer's digit is also the next carry
 
 TASKS = {
     "successor": Task("n + 1", lambda carry, a: a + carry, first=1, steps=350, retrain_steps=350,
@@ -190,7 +212,8 @@ def example(task, *operands, width=1, align=False):
                f"{text!r} is not a base-{spec.base} {operand} of 1 to {most} digits")
         columns.append(encode(text.rjust(most, "0")).flip(0).expand(width))
     source, target = arrange(spec, torch.stack(columns, 1)[None], align)
-    demand(len(source), f"{' and '.join(operands)} have no answer: {spec.about}")
+    demand(len(source),
+           f"{' and '.join(operands)} have no answer of {width} digits: {spec.about}")
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
@@ -208,7 +231,7 @@ def draw_hard(base, length, B):
     """-> (B, length): B numbers of zeros or of highest digits, a random share of them replaced by
     random digits. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (B, 1)) * (base - 1)
-    other = torch.rand(B, length) < torch.rand(B, 1)
+    other = torch.rand(B, length, dtype=torch.float32) < torch.rand(B, 1, dtype=torch.float32)
     return torch.where(other, torch.randint(base, (B, length)), usual)
 
 def draw_columns(spec, draw, length, width, B):
@@ -229,7 +252,7 @@ def draw_questions(config, draw, length, n):
             columns = draw_columns(config.spec, draw, length, width, n)
             for source, target in zip(*arrange(config.spec, columns, config.align)):
                 found.setdefault(source.numpy().tobytes(), (source, target))
-    demand(found, f"{config.task}: no question was found in 20 draws of {n}")
+    demand(found, f"{config.task}: 20 draws of {n} gave no question; has it headroom?")
     return [torch.stack(rows[:n]) for rows in zip(*found.values())]
 
 # 2. Attention and biases --------------------------------------------------------------------------
@@ -343,8 +366,9 @@ class Method(NamedTuple):
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
     n_width: int = 1  # training widths; with one, as in the papers, END's row is learned by heart
     steps_factor: int = 1  # multiplies the task's default number of steps
-    defaults: dict = {}  # default values of other options of a run
+    defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
+    window: int = 0  # the bias opens only each row's place and as many places below it; 0: others
     calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
     period: int = 0  # number of rows after which positions repeat; 0: never
 
@@ -362,7 +386,7 @@ class LearnedPositions(nn.Embedding):
 
 def banded(config, layer, attention, T, S):
     if attention != "encoder":
-        return window_bias(1, T, S, attention == "cross", 1 + config.align)
+        return window_bias(config.scheme.window, T, S, attention == "cross", 1 + config.align)
 
 def alibi(config, layer, attention, T, S):
     if attention == "self" or config.method == "alibi":
@@ -396,13 +420,13 @@ METHODS = {  # section 5 adds "abc"
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
     # At width 61, leading zeros train the positions of 60 digits. Large embeddings and dropout
     # favor content over position. With 3 layers, a row can use what the one before it saw.
-    "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded,
+    "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, window=1,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
     "window-cyclic": Method("windows, position index modulo 3 (v2, +T)", sinusoids, banded,
-                            n_width=9, steps_factor=6, period=3),
+                            window=1, n_width=9, steps_factor=6, period=3),
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", bias=banded,
-                          n_width=9, steps_factor=3),
+                          window=1, n_width=9, steps_factor=3),
 }
 
 def bind(part, *given):
@@ -478,15 +502,19 @@ class Transformer(nn.Module):
         if self.position:
             with x.device:
                 index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
+                positions = self.position(side, torch.arange(period or len(index))).to(x)
                 if period:
                     index = (index.flip(0) if side == "source" else index) % period
-                x = x + self.position(side, index).to(x)
+                x = x + positions[index]
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
         """-> bias (1 or H, T, S), pieces or None; causal in self-attention."""
         with self.head.weight.device:
-            bias = self.bias and self.bias(layer, attention, T, S)
+            bias = self.bias
+            if T > 100 and attention != "encoder" and not self.training:
+                bias = getattr(bias, "in_pieces", bias)
+            bias = bias and bias(layer, attention, T, S)
             if attention == "self" and (bias is None or torch.is_tensor(bias)):  # pieces are
                 bias = causal_bias(T) + (0 if bias is None else bias)
             return bias
@@ -618,6 +646,11 @@ def graphed_step(model, optimizer, *batch):
     graph.replay()
     return loss
 
+def example_of(config):
+    """-> source, target: questions of a task and their answers, which tell whether it changed."""
+    with seeded("example"):
+        return config.kind.draw_tests(config.replace(lengths=(4,), samples=50), 4)["random"]
+
 class Run(NamedTuple):
     """Parts, such as a model or the proof, are kept, so that a run resumes where it stopped."""
     config: object
@@ -629,31 +662,34 @@ class Run(NamedTuple):
         """Add parts and save all as plain values and tensors, which load without running code."""
         self.parts.update(parts)
         buffer = io.BytesIO()
-        torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
+        torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts,
+                        example=example_of(self.config)), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
 
     def write(self, name, data):
         """Write a file of the folder, if any, by renaming, so that it is never half-written."""
         if self.folder:
-            part = Path(self.folder, f"{name}.part")
-            part.write_bytes(data)
-            part.replace(Path(self.folder, name))
+            part = Path(self.folder, f"{name}.{os.getpid()}")  # other processes have another name
+            with storing(self.folder):
+                part.write_bytes(data)
+                part.replace(Path(self.folder, name))
 
-def train(run, model, name, data, prove=None):
+def train(run, model, name, data, windows=None):
     """Train a model into run.parts[name], or resume there; without "optimizer" it is done. data has
     `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step) -> share of the
-    peak rate, and check(model) -> list; the curve gets [step, loss, *check]. The training also ends
-    when prove(model)["proved"]. Raises: RunFailed if the loss is not finite."""
+    peak rate, and check(model) -> list; the curve gets [step, loss, *check]. With windows, training
+    also ends when the model is proved on them -> the last proof. Raises: RunFailed if the loss is
+    not finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
     if step:
         model.load_state_dict(part["weights"])
         if "optimizer" not in part:
-            return
+            return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
             state.copy_(kept)
-    saved, done = time.perf_counter(), False
+    saved, done, proof = time.perf_counter(), False, None
     start = saved - part["seconds"]
     while not done:
         step += 1
@@ -661,8 +697,9 @@ def train(run, model, name, data, prove=None):
         with seeded(run.config.seed, name, step):
             loss = graphed_step(model, optimizer, *data.batch(step))
         done = step == data.steps
-        if prove and step % 25 == 0 and step >= 50:
-            done = prove(model)["proved"] or done
+        if windows and (done or step % 25 == 0 and step >= 50):
+            proof = prove(model, windows)
+            done = done or proof["proved"]
         if step % 100 == 0 or done:
             curve.append([step, loss.item()] + data.check(model))
         if done or time.perf_counter() - saved > SECONDS:
@@ -675,6 +712,7 @@ def train(run, model, name, data, prove=None):
             if not done:
                 part["optimizer"] = optimizer.state
             run.keep(**{name: copy.deepcopy(part)})
+    return proof
 
 def numbers_data(config, numbers, steps, first_training):
     """Training data of an encoder-decoder, from training and held-out numbers. The first training
@@ -685,7 +723,8 @@ def numbers_data(config, numbers, steps, first_training):
         """-> up to B questions of one training width, in the last step uniform in the pool."""
         power = 6 - 5 * step / steps if first_training else 1.0  # falls from 6 to 1
         def draw(base, length, n):
-            pick = (len(pool) * torch.rand(n) ** power).long()  # pools are sorted: small ones first
+            share = torch.rand(n, dtype=torch.float32) ** power
+            pick = (len(pool) * share).long()  # pools are sorted: small numbers come first
             return pool[pick, None] // base ** torch.arange(length) % base
         width, drawn = config.widths[torch.randint(len(config.widths), ())], []
         for _ in range(20):  # in some tasks, few questions have an answer
@@ -694,7 +733,7 @@ def numbers_data(config, numbers, steps, first_training):
             source, target = map(torch.cat, zip(*drawn))
             if len(source) >= B:
                 break
-        demand(len(source), f"{config.task}: no question was found in 20 draws of {B}")
+        demand(len(source), f"{config.task}: 20 draws of {B} gave no question; has it headroom?")
         return source[:B], target[:B]
     def rate(step):
         if config.preset == "paper":
@@ -769,6 +808,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
             for offset, x in lines_of(maps, direction).items():  # (H, elements)
                 if not ours or x.shape[1] > attention.shape[1] / 2:
                     values[direction, block, offset] = x.sum(1) if total else x.mean(1)
+        if not values:
+            continue
         d = torch.stack(list(values.values()), 1)  # (H, L)
         sigma, mu = torch.std_mean(d, 1, correction=0, keepdim=True)
         unit = sigma * math.sqrt(len(values) - 1) if ours else sigma
@@ -847,16 +888,22 @@ class CalibratedBias(nn.Module):
     def set_extra_state(self, lines):
         self.lines = [Line(*line) for line in lines]
 
-    def forward(self, layer, attention, T, S):
-        """-> bias (H, T, S); in tests of over 100 rows, by our rules, pieces; None in encoders."""
-        if attention == "encoder":
-            return None
+    def lines_at(self, layer, attention, S):
+        """-> the lines of this attention, the number of heads, the sizes of the blocks."""
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
-        n_head, rules, rows = self.config.n_head, self.config.rules, torch.arange(T)
-        blocks = blocks_of(self.config, attention, S)
-        if rules == "ours" and T > 100 and not self.training:
-            return bias_in_pieces(lines, n_head, blocks, rows)
-        return bias_of_lines(lines, n_head, blocks, rules, rows, torch.arange(S))
+        return lines, self.config.n_head, blocks_of(self.config, attention, S)
+
+    def forward(self, layer, attention, T, S):
+        """-> bias (H, T, S); None in encoders."""
+        if attention != "encoder":
+            given = self.lines_at(layer, attention, S)
+            return bias_of_lines(*given, self.config.rules, torch.arange(T), torch.arange(S))
+
+    def in_pieces(self, layer, attention, T, S):
+        """-> by our rules, the bias in pieces, for tests of many rows."""
+        if self.config.rules != "ours":
+            return self(layer, attention, T, S)
+        return bias_in_pieces(*self.lines_at(layer, attention, S), torch.arange(T))
 
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
                         n_width=9, calibrated=True)
@@ -915,18 +962,23 @@ def calibrate(config, attention, **changes):
 # after p rows, the next p - 1 widths are needed, too.
 #
 # Induction: if the tokens before row t are right, it sees one of these windows; if the model is
-# right on all of them, so is row t. Hence greedy decoding is right at any length. At other widths,
-# sums are taken in another order, which changes logits of about 10 by about 1e-5. So the right
-# token must lead by MARGIN and by a thousandth of the largest logit.
+# right on all of them, so is row t. Hence, in exact arithmetic, greedy decoding is right on numbers
+# of any length, padded with zeros to the training width or more. Rounding, as sums are taken in
+# another order at other widths, and the code that runs on long numbers are measured in each run:
+# rows of drawn questions of up to 1,000 digits must show windows that were enumerated (shares are
+# equal to 9 decimals), and their logits may differ from those of their windows by less than a tenth
+# of MARGIN, by which, and by a thousandth of the largest logit, the right token must lead.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05  # from few lines to many
 
 class Windows(NamedTuple):
-    """seen: window -> the token to write, where it was seen first. questions: those that showed a
-    new window, in chunks of source (B, S), target (B, T + 1). clash: two questions that look alike
-    to a row that must write different tokens. why: the reason if there is no proof."""
+    """seen: window -> the token to write, where it was seen first. questions: those that showed
+    them, in the same order, in chunks of source (B, S), target (B, T + 1), rows. clash: two that
+    look alike to a row that must write different tokens. why: the reason if there is no proof."""
+    config: object
+    bias: Callable  # whose windows these are
     seen: dict
     questions: list
     clash: tuple = ()
@@ -953,10 +1005,10 @@ def views_of_rows(bias_of, period, source, target, rows):
         parts.append(torch.cat(views, 1).round(decimals=9))
     return torch.cat(parts, 2)
 
-def collect_windows(config, lines, questions):
+def collect_windows(config, bias, questions):
     """Read questions, each source (B, S), target (B, T + 1), rows [R], up to a clash -> the Windows
-    that they show to models with the bias of the method, made of `lines` if it is calibrated."""
-    bias, seen, kept = make_bias(config, lines), {}, []  # a new bias is in training mode, so dense
+    that they show to models with this bias(layer, attention, T, N)."""
+    seen, kept = {}, []
     for source, target, rows in questions:
         views = views_of_rows(bias, config.scheme.period or 1, source, target, rows)
         tokens, new = target[:, 1:][:, rows].flatten().tolist(), []
@@ -970,10 +1022,10 @@ def collect_windows(config, lines, questions):
                 clash = (source[n, None], target[n, None]), (sources[m, None], targets[m, None])
                 why = (f"{decode(source[n])} and {decode(sources[m])} look the same to a row that "
                        f"must write {VOCAB[token]} or {VOCAB[first]}")
-                return Windows(seen, kept, clash, why)
-        if new:
-            kept += zip(source[new].split(500), target[new].split(500))
-    return Windows(seen, kept)
+                return Windows(config, bias, seen, kept, clash, why)
+        for n in range(0, len(new), 500):
+            kept.append((source[new[n:n + 500]], target[new[n:n + 500]], rows))
+    return Windows(config, bias, seen, kept)
 
 def follow_carries(spec, singles):
     """All carries that a place can hand on, given the single digits, the same at every place ->
@@ -1042,57 +1094,87 @@ def questions_of_row(spec, table, width, row, digits, tokens):
 def has_windows(config):
     """Whether the output of a row depends only on its window, so that a proof is possible."""
     scheme = config.scheme
-    windowed = scheme.calibrated or scheme.bias is banded
+    windowed = scheme.calibrated or scheme.window
     placed = scheme.scores or scheme.position and not scheme.period
     return (windowed and not placed and config.rules == "ours" and config.n_layer == 1
             and not config.n_encoder and not config.spec.label)
 
-def short_questions(config, lines):
+def short_questions(config, bias):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. digits,
     tokens: the places, relative to t, whose digits row t sees and whose tokens it sees or writes: a
     diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
     if not has_windows(config):
         raise RunFailed("a proof needs windows, one layer, our rules, no encoder, positions or "
                         "label")
-    digits, tokens = {0, -1}, {0, -1, -2}  # of `banded`
+    spec, period, window = config.spec, config.scheme.period or 1, config.scheme.window
+    n_single = spec.operands.count("digit")
     if config.scheme.calibrated:
-        digits = {x.offset for x in lines if x.attention == "cross" and x.direction == -1}
-        tokens = {0, -1} | {x.offset - 1 for x in lines if x.attention == "self"}
+        digits = {x.offset for x in bias.lines if x.attention == "cross" and x.direction == -1}
+        tokens = {0, -1} | {x.offset - 1 for x in bias.lines if x.attention == "self"}
+    else:  # a window counts columns from the end, where each single digit has a sign before it
+        last = 0 if config.align else -2 * n_single
+        digits = {last - n for n in range(window + 1)}
+        tokens = {-n for n in range(window + 2)}
     reach = max(digits | tokens) - min(digits | tokens) + 1
-    spec, least, period = config.spec, config.widths[0], config.scheme.period or 1
-    for singles in itertools.product(range(spec.base), repeat=spec.operands.count("digit")):
-        table = follow_carries(spec, singles)
-        widest = 2 * places_to_settle(spec, table) + reach + spec.headroom
+    for singles in itertools.product(range(spec.base), repeat=n_single):
+        table, least = follow_carries(spec, singles), config.widths[0]
+        widest = 2 * places_to_settle(spec, table) + reach + spec.headroom + period - 1
         for width in range(least, max(least, widest) + period):
             for row in range(width + 1):
                 columns = questions_of_row(spec, table, width, row, digits, tokens)
                 yield *arrange(spec, columns, config.align), [row]
 
-def enumerate_windows(config, lines=()):
+def enumerate_windows(config, bias):
     """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
     try:
-        return collect_windows(config, lines, short_questions(config, lines))
+        return collect_windows(config, bias, short_questions(config, bias))
     except RunFailed as error:
-        return Windows({}, [], why=str(error))
+        return Windows(config, bias, {}, [], why=str(error))
+
+@torch.no_grad()
+def measure_drift(model, windows, logits, lengths=(20, 60, 1000)):
+    """Compare the rows of drawn questions with their windows, which have these logits (n, V) ->
+    the largest difference of logits, and why there is no proof: a row sees, by the model's own
+    bias, what was not enumerated, or its logits differ by MARGIN / 10 or more."""
+    config, drift, expected = windows.config, 0.0, dict(zip(windows.seen, logits))
+    bias, period = getattr(model, "bias_of", windows.bias), config.scheme.period or 1
+    for draw, length in itertools.product((draw_exact, draw_hard), lengths):
+        with seeded(config.seed, "drift", length):
+            source, target = draw_questions(config, draw, length, max(1, 400 // length))
+        found = model(source, target[:, :-1]).cpu().flatten(0, 1)
+        views = views_of_rows(bias, period, source, target, range(target.shape[1] - 1))
+        seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
+        if not expected.keys() >= set(seen):
+            return drift, f"a question of {length} digits shows a window that was not enumerated"
+        difference = (found - torch.stack([expected[x] for x in seen])).abs().max().item()
+        if not difference < MARGIN / 10:  # or it is not a number
+            return difference, f"logits differ by {difference:.1e} between 6 and {length} digits"
+        drift = max(drift, difference)
+    return drift, ""
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows" and "margin": the least lead, in
-    logits, of a right token, less the excess of a thousandth of the largest logit over MARGIN."""
+    """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift". margin: the
+    least lead, in logits, of a right token, less the excess of a thousandth of the largest logit
+    over MARGIN. drift: that of `measure_drift`, None if a window is wrong."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
-    margin, why = INF, "there are no questions"
-    for source, target in windows.questions:
+    margin, drift, why, found = INF, None, "there are no questions", []
+    for source, target, [row] in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -INF).amax(2)
         excess = (logits.abs().amax(2) / 1000 - MARGIN).clamp(min=0)
         least = (lead - excess).nan_to_num(-1e9).amin(1)  # (B,)
         margin, why = min(margin, least.min().item()), ""
+        found.append(logits[:, row])
         if margin < MARGIN:
             why = f"{decode(source[least.argmin()])} is wrong or in doubt"
             break
-    return dict(proved=not why, why=why, windows=len(windows.seen), margin=round(margin, 3))
+    if not why:
+        drift, why = measure_drift(model, windows, torch.cat(found))
+    return dict(proved=not why, why=why, windows=len(windows.seen), margin=round(margin, 3),
+                drift=drift)
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
@@ -1102,13 +1184,13 @@ def choose_lines(config, attention):
     if not has_windows(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
-        return kappa, lines, enumerate_windows(config, lines)
+        return kappa, lines, enumerate_windows(config, make_bias(config, lines))
     with seeded(config.seed, "pool"):
         pool = [draw_questions(config, draw, length, 300)
                 for draw in (draw_exact, draw_hard) for length in (6, 8)]
     def clashes(lines):
         every_row = ((s, t, range(t.shape[1] - 1)) for s, t in pool)
-        return collect_windows(config, lines, every_row).why
+        return collect_windows(config, make_bias(config, lines), every_row).why
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
         strongest_first = sorted(opened, key=lambda line: -line.z)
@@ -1120,7 +1202,7 @@ def choose_lines(config, attention):
                 fewer = [line for line in lines if line.path != path]
                 if path != ("self", 1, 0, 0) and not clashes(fewer):
                     lines = fewer
-            windows = enumerate_windows(config, lines)
+            windows = enumerate_windows(config, make_bias(config, lines))
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
@@ -1143,7 +1225,8 @@ def learn_abc(run):
     from the vanilla model with zero queries and keys, and ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. A vanilla model learns the training numbers, from random weights. It is never tested.
-    plain = config.replace(method="vanilla", lengths=(6,))  # vanilla accepts none over 2,000
+    # Equal sizes; vanilla accepts no lengths over 2,000.
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1155,7 +1238,7 @@ def learn_abc(run):
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     if "lines" in parts:
         lines = [Line(**line) for line in parts["lines"]["lines"]]
-        windows = enumerate_windows(config, lines)
+        windows = enumerate_windows(config, make_bias(config, lines))
     else:
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
@@ -1171,9 +1254,8 @@ def learn_abc(run):
                 if ".q." in key or ".k." in key:
                     nn.init.zeros_(weight)
         data = numbers_data(config, numbers, attempt * config.retrain_steps, first_training=False)
-        train(run, model, name, data, functools.partial(prove, windows=windows))
-        # 5. The model is proved on all windows.
-        proof = prove(model, windows)
+        # 5. It ends when the model is proved on all windows.
+        proof = train(run, model, name, data, windows)
         if proof["proved"] or windows.why:
             break
     parts["model"] = parts.pop(name)
@@ -1181,18 +1263,17 @@ def learn_abc(run):
 
 def learn_method(run):
     """Train by a method other than ABC, stopping early if the model can be proved -> proof."""
-    config, windows = run.config, enumerate_windows(run.config)
-    model = new_model(run, "model", config)
+    config, model = run.config, new_model(run, "model", run.config)
     data = numbers_data(config, split_numbers(config.seed), config.steps, first_training=True)
-    train(run, model, "model", data, functools.partial(prove, windows=windows))
-    return prove(model, windows)
+    return train(run, model, "model", data, enumerate_windows(config, model.bias))
 
 def draw_tests(config, length):
     """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
     n = config.samples if length <= 100 else min(config.samples, 200)  # long ones are slow
     tests = dict(random=draw_questions(config, draw_exact, length, n))
     if length == max([x for x in config.lengths if x <= 60], default=0):
-        tests["hard"] = draw_questions(config, draw_hard, length, n)
+        with seeded(config.seed, "hard", length):
+            tests["hard"] = draw_questions(config, draw_hard, length, n)
     return tests
 
 def evaluate(model, config):
@@ -1298,8 +1379,9 @@ def settle_encoder(config):
     config.clip = config.clip or 2 * config.width
     demand(needed <= config.width <= 2000,
            f"--lengths or others need --width {needed} to 2,000, not {config.width}")
-    demand(config.method not in ("abc", "alibi-decoder") and config.scheme.bias is not banded,
+    demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.window,
            f"--method: {config.method} needs a decoder")
+    demand(config.prime <= 5000, f"--prime: {config.prime} is more than all 5,000 questions")
 
 def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
@@ -1417,7 +1499,7 @@ def settle_seq2seq(config):
            and (len(spec.operands) == 1 or spec.sign in signs) and 2 <= spec.base <= digits,
            f"--task: {config.task} needs a base of 2 to {digits}, operands that are numbers, then "
            f"digits, and between them a sign of {signs}")
-    config.align = scheme.bias is banded and len(spec.operands) == 2
+    config.align = scheme.window > 0 and len(spec.operands) == 2
     widths = range(spec.width, spec.width + scheme.n_width)
     config.widths = [config.width] if config.width else widths  # of training numbers
     demand(spec.width <= max(config.widths) <= 2000,
@@ -1496,7 +1578,7 @@ class Config:
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         if model == "seq2seq":
             values["steps"] *= self.scheme.steps_factor
-            values |= self.scheme.defaults
+            values |= self.scheme.defaults or {}
         accepted = {name: accept(name, value, values[name])
                     for name, value in given.items() if value is not None}
         if given.get("preset") == "paper":
@@ -1507,9 +1589,11 @@ class Config:
         n = self.n_head * (1 + (self.scheme.scores is rotary))  # which rotates pairs of channels
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in values}
+        self.given = dict(task=task, model=model) | given
 
-    def replace(self, **changes):  # defaults that are already filled in stay
-        return Config(**self.values | changes)
+    def replace(self, **changes):
+        """-> Config of what was given and these changes; of a saved run, all options were given."""
+        return Config(**self.given | changes)
 
     def __reduce__(self):  # pickles `values` alone, as entries of tables may be functions
         return functools.partial(Config, **self.values), ()
@@ -1529,7 +1613,10 @@ def read_checkpoint(folder):
         demand(not zipfile.ZipFile(path).testzip(), "it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
         demand(VOCAB.startswith(state["vocab"]), f"its symbols are {state['vocab']}")
-        return Config(**state["config"]), state["parts"]
+        config = Config(**state["config"])
+        same = map(torch.equal, state["example"], example_of(config))
+        demand(all(same), f"{config.task} had other questions or answers")
+        return config, state["parts"]
     except Exception as error:
         raise BadInput(f"--from, --ask: {str(folder)!r} cannot be used: {error!r:.300}") from None
 
@@ -1568,7 +1655,7 @@ def summary(record):
         found = f"not proved: {proof['why']}"
         if proof["proved"]:
             found = (f"exact at every length: right on all {proof['windows']:,} windows, by "
-                     f"{proof['margin']:.1f} or more")
+                     f"{proof['margin']:.1f} or more, drift {proof['drift']:.0e}")
         yield f"proof     {found}; kappa {proof.get('kappa', '-')}"
     for name in "before", "tests":
         if record[name]:
@@ -1585,17 +1672,21 @@ def execute(run, options):
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
     run.keep()
-    if "proof" not in run.parts:
+    proof = run.parts.get("proof")
+    if proof is None:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         run.keep(proof=learn(run) or {})
-    record = make_record(run, evaluate(build(run), config))
+    model = build(run)
+    if proof and proof["proved"]:  # of an older run: made again, as this file may have changed
+        proof.update(prove(model, enumerate_windows(config, model.bias)))
+    record = make_record(run, evaluate(model, config))
     try:
-        print(json.dumps(record) if options["json"] else "\n".join(summary(record)), flush=True)
+        show(json.dumps(record) if options["json"] else "\n".join(summary(record)))
     finally:  # if printing fails, the record is written; if writing fails, it was printed
         run.write("result.json", json.dumps(record).encode())
 
 def make_runs(given, options):
-    """-> the run of --from or, for each seed, one in a new folder. Raises: BadInput, OSError."""
+    """-> the run of --from or, for each seed, one in a new folder. Raises: BadInput."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
     device, folder = options["device"] or best, options["from"]
     demand(device in ("cpu", best), f"--device: there is no {device}")
@@ -1612,7 +1703,8 @@ def make_runs(given, options):
         folder = Path(options["out"] or f"runs/{name}")
         if len(seeds) > 1:
             folder /= f"seed{config.seed}"
-        folder.mkdir(parents=True)
+        with storing("--out"):
+            folder.mkdir(parents=True)
         yield Run(config, {}, folder, device)
 
 def ask_all(options):
@@ -1625,7 +1717,7 @@ def ask_all(options):
            f"--ask: only encoder-decoders can be asked, not {config.model}")
     LOG.info(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}")
     for question in options["ask"]:
-        print(ask(model, config, question))
+        show(ask(model, config, question))
 
 def fail(error, code):
     LOG.error(f"lengen: {error}")
@@ -1642,7 +1734,7 @@ def parse(argv):
     for line in re.findall("--.*", OPTIONS + COMMAND):
         p.add_argument(line.split()[0], action="store_true" if "False" in line else "store")
     p.add_argument("--ask", nargs="+")  # replaces the one above
-    given = vars(p.parse_args(argv))
+    given = vars(p.parse_args(argv and [str(word) for word in argv]))
     demand(not given.keys() & {"from", "ask"} or
            given.keys() <= {"from", "ask", "lengths", "samples", "device", "json", "quiet", "help"},
            "--from and --ask take only --lengths, --samples, --device, --json and --quiet")
@@ -1651,19 +1743,19 @@ def parse(argv):
 
 def main(argv=None):
     """-> exit code: 0 done, 1 a run failed (other seeds go on), 2 bad input, 130 interrupted."""
-    LOG.handlers = [logging.StreamHandler()]
+    LOG.handlers, LOG.propagate = [logging.StreamHandler()], False
     code = 0
     try:
         given, options = parse(argv)
         LOG.setLevel("ERROR" if options["quiet"] else "INFO")
         if options["help"]:
-            print(f"{OPTIONS}{COMMAND}\nwith these options: {Config(**given).values}")
+            show(f"{OPTIONS}{COMMAND}\nwith these options: {Config(**given).values}")
         elif options["list"]:
             for name, kind in KINDS.items():
                 for task, spec in kind.tasks.items():
-                    print(f"--model {name:<9} --task {task:<21} {spec.about}")
+                    show(f"--model {name:<9} --task {task:<21} {spec.about}")
             for name, method in METHODS.items():
-                print(f"--method {name:<14} {method.about}")
+                show(f"--method {name:<14} {method.about}")
         elif options["ask"]:
             ask_all(options)
         else:
@@ -1672,13 +1764,10 @@ def main(argv=None):
                     execute(run, options)
                 except RunFailed as error:
                     code = fail(error, 1)
-        sys.stdout.flush()  # so that full or closed output is met here
         return code
     except KeyboardInterrupt:
         return fail("interrupted; resume with --from DIR", 130)
-    except BrokenPipeError:  # e.g. from `| head`
-        return 0
-    except (BadInput, OSError) as error:
+    except BadInput as error:
         return fail(error, 2)
 
 if __name__ == "__main__":

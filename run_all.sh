@@ -10,7 +10,7 @@ export OMP_NUM_THREADS=1
 export records=runs/records
 
 run() {  # run LIST OPTION...
-    local part=$records/$BASHPID command="lengen.py ${*:2}"
+    local part failed=0 command="lengen.py ${*:2}"
     if [ "$1" = schemes ] || [ "$1" = changes ]; then
         command="-m results.schemes ${*:2}"
     elif [ "$1" = machines ]; then
@@ -19,12 +19,15 @@ run() {  # run LIST OPTION...
     if grep -qxF -- "$1: $command" "$records/done"; then
         return
     fi
+    part=$(mktemp "$records/XXXXXX")
     if python $command --quiet --json > "$part" && cat "$part" >> "$records/$1.jsonl"; then
         echo "$1: $command" >> "$records/done"
     else
-        echo "FAILED: $command" | tee -a "$records/failed" >&2
+        echo "FAILED: $command" >&2
+        failed=1
     fi
     rm -f "$part"
+    return $failed
 }
 export -f run
 
@@ -43,7 +46,7 @@ if [ ${#lines[@]} = 0 ]; then
 fi
 mkdir -p "$records"
 touch "$records/done"
-rm -f "$records/failed"
-printf '%s\n' "${lines[@]}" | xargs -P "${JOBS:-1}" -I LINE bash -c 'run LINE'
-python -m results.report "$records"/*.jsonl
-test ! -e "$records/failed"
+code=0
+printf '%s\n' "${lines[@]}" | xargs -P "${JOBS:-1}" -I LINE bash -c 'run LINE' || code=1
+python -m results.report "$records"/*.jsonl || code=1
+exit $code

@@ -16,16 +16,13 @@ from statistics import median
 import torch
 
 import lengen as L
-from results.report import percents, read_lines, test_rows
+from results.report import grouped, percents, read_lines, test_rows
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"
 
 def pyplot():
-    """-> matplotlib.pyplot that draws to files. Raises: BadInput if it is missing."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise L.BadInput("matplotlib is missing: pip install matplotlib") from None
+    """-> matplotlib.pyplot that draws to files."""
+    import matplotlib.pyplot as plt
     plt.switch_backend("agg")
     cycle = plt.cycler(color=COLOURS, marker=list("osv^DPX<"))
     plt.rcParams.update({"axes.prop_cycle": cycle, "font.size": 9, "image.aspect": "auto",
@@ -43,16 +40,13 @@ def draw_bias(plt, model, config, parts):
     """The averaged attention of the last layer, and the bias made from it for 20 digits."""
     figure, grid = plt.subplots(4, config.n_head, squeeze=False, figsize=(11.5, 10))
     source, target = L.draw_questions(config, L.draw_exact, 20, 1)
-    T, places = target.shape[1] - 1, {"self": "output position", "cross": "input position"}
-    sizes, attention = {"self": T, "cross": source.shape[1]}, parts["attention"]
-    for n, name in enumerate(sizes):
-        bias = model.bias(config.n_layer - 1, name, T, sizes[name])
-        low = bias[bias.isfinite()].min().item()
-        low = min(low, -0.1)
-        unit = f"averaged {name}-attention"
-        heat_maps(grid[2 * n], attention[n][-1], places[name], unit, 0, 1)
-        unit = f"{name} bias (grey: closed)"
-        heat_maps(grid[2 * n + 1], bias, places[name], unit, low, 0)
+    T, S, attention = target.shape[1] - 1, source.shape[1], parts["attention"]
+    for n, (name, size, keys) in enumerate((("self", T, "output position"),
+                                            ("cross", S, "input position"))):
+        bias = model.bias(config.n_layer - 1, name, T, size)
+        low = min(bias[bias.isfinite()].min().item(), -0.1)
+        heat_maps(grid[2 * n], attention[n][-1], keys, f"averaged {name}-attention", 0, 1)
+        heat_maps(grid[2 * n + 1], bias, keys, f"{name} bias (grey: closed)", low, 0)
     return figure
 
 def draw_lines(plt, model, config, parts):
@@ -75,17 +69,13 @@ def draw_lines(plt, model, config, parts):
     return figure
 
 def draw_accuracy(plt, records):
-    """A line for each task and method."""
+    """A line for each task, method and options that differ."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
-    groups = {}
-    for r in records:
-        config = r["config"]
-        name = f"{config['task']}, {config.get('method') or config.get('model')}"
-        groups.setdefault(name, []).append(r)
-    for name, found in groups.items():
+    for (task, method, options), found in grouped(records).items():
         lengths = sorted({row["digits"] for row in test_rows(found)})
         shares = [percents(found, n) for n in lengths]
         middle, low, high = ([float(of(x)) for x in shares] for of in (median, min, max))
+        name = f"{task}, {method} {options}".strip()
         [line] = axes.plot(lengths, middle, label=name, markersize=4)
         axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.2)
     axes.axvspan(0, 6, color="0.92", zorder=0)
@@ -121,7 +111,7 @@ def main(argv=None):
             path = Path(options.out, f"{name}.png")
             figure.savefig(path)
             print(path)
-    except (OSError, ValueError) as error:  # of JSON, too
+    except (ImportError, OSError, ValueError) as error:  # of JSON, too
         print(f"pictures: {error}", file=sys.stderr)
         return 2
     return 0

@@ -56,6 +56,24 @@ def runs(words):
         raise ValueError(f"there is no record of {words}")
     return found
 
+def grouped(records):
+    """-> {(task, method, options): records}; those of a group differ in the seed alone. Options are
+    the ones that differ within a task and method. Of two records of one run, the last is taken."""
+    kinds, groups = {}, {}
+    for r in records:
+        config = r["config"]
+        kind = config["task"], config.get("method") or config.get("model") or "-"
+        kinds.setdefault(kind, []).append(r)
+    for kind, found in kinds.items():
+        for r in found:
+            options = []
+            for name, value in r["config"].items():
+                differs = any(other["config"].get(name) != value for other in found)
+                if differs and name != "seed" and value is not None:
+                    options.append(f"{name}={value}".replace(" ", ""))
+            groups.setdefault((*kind, " ".join(options)), {})[r["config"]["seed"]] = r
+    return {name: list(by_seed.values()) for name, by_seed in groups.items()}
+
 def test_rows(found):
     """-> the rows of all tests of these records."""
     return sum([r["tests"]["rows"] for r in found if "tests" in r], [])
@@ -101,7 +119,8 @@ def cells(text):
     before ours; they are said once if they are the same, and "-" is untested."""
     published, _, ours = text.rpartition(" -> ")
     lengths, words = ours.split(" of ")
-    lengths, found, row = lengths.split(", "), runs(words), []
+    lengths, row = lengths.split(", "), []
+    [found] = grouped(runs(words)).values()  # different runs are never pooled
     published = published.split(", ") if published else [""] * len(lengths)
     for length, number in zip(lengths, published, strict=True):
         cell = number
@@ -176,9 +195,8 @@ def failed_schemes():
     methods = ["vanilla", "nope", "alibi", "rope", "rpe-k"]
     methods += [name for name in schemes.SCHEMES if not name.endswith("-9")]
     for method in sorted(methods):
-        plain, sums = (runs(f"schemes {task} {method} n_layer=1")
-                       for task in ("successor", "addition"))
-        if max(median(percents(plain, 6)), median(percents(sums, 6))) < 99:
+        found = [runs(f"schemes {task} {method} n_layer=1") for task in ("successor", "addition")]
+        if max(median(percents(records, 6)) for records in found) < 99:
             failed.append(method)
     return ", ".join(failed)
 
@@ -239,41 +257,19 @@ def compare(name, said, write):
         differ = []
     return differ + [f"{name} lacks: {x}" for x in said.splitlines() if x not in text]
 
-def changed(config):
-    """Options of a record that are not the defaults, as flags."""
-    names, usual = ("task", "model", "method", "lengths"), {}
-    like = {name: config[name] for name in names if config.get(name)}
-    if config.get("preset") == "paper":
-        like["preset"] = "paper"
-    try:
-        usual = json.loads(json.dumps(L.Config(**like).values))  # tuples are lists, as in a record
-        usual |= dict(preset="fast", model=L.Config(config["task"]).model)
-    except L.BadInput:
-        pass  # a task or method of somebody's own
-    flags = []
-    for name, value in config.items():
-        known = name in ("task", "method", "seed", "lengths", "samples") or value is None
-        if not known and value != usual.get(name):
-            text = str(value).strip("[]").replace(" ", "")
-            flags.append(f"{L.flag(name)} {text}".removesuffix(" True"))
-    return " ".join(flags) or "-"
-
 def print_records(paths):
     """A table for each task: a row for each method and other options."""
-    groups = {}
-    for path in paths:
-        for r in read_lines(path):
-            config = r["config"]
-            kind = config.get("method") or config.get("model") or "-", changed(config)
-            groups.setdefault(config["task"], {}).setdefault(kind, {})[config["seed"]] = r
-    for task, rows in groups.items():
-        every = sum([test_rows(found.values()) for found in rows.values()], [])
+    tasks = {}
+    for (task, *kind), found in grouped(sum(map(read_lines, paths), [])).items():
+        tasks.setdefault(task, []).append((kind, found))
+    for task, rows in tasks.items():
+        every = sum([test_rows(found) for _, found in rows], [])
         columns = sorted({(row["set"] != "random", row["digits"], row["set"]) for row in every})
         heads = [f"{digits} {name}".removesuffix(" random") for _, digits, name in columns]
-        heads = ["method", "options", *heads, "proved", "seeds", "n"]
+        heads = ["method", "options that differ", *heads, "proved", "seeds", "n"]
         print(f"\n{task}, percent exact\n\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
-        for kind, by_seed in rows.items():
-            found, line = [by_seed[seed] for seed in sorted(by_seed)], list(kind)
+        for (method, options), found in rows:
+            line = [method, options or "-"]
             for _, digits, name in columns:
                 shares = percents(found, digits, name)
                 line.append(span(shares) if shares else "-")

@@ -5,16 +5,11 @@ This is the command line of lengen.py with more entries of METHODS, each made fr
 of RULES. Positions of the source are counted from its end, so that digit i of a number is as far
 from row i at every length; a bias has parameters of its own for keys on either side of
 cross-attention. Source and target share random draws, which are made in training alone.
-
---rules code+start+vertical+self, or code and some of the three, changes the authors' rules:
-start: a row without a line sees the start token, not everything
-vertical: cross-attention has verticals, too
-self: kappa is 4.5 in self-attention, too
 """
 
 import math
 import sys
-from itertools import combinations
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -130,12 +125,16 @@ class Abacus(nn.Embedding):
         self.config = config.replace(rules="ours")  # whose blocks are the numbers
         self.start = 0
 
+    @classmethod
+    def most_digits(cls, operands):
+        """-> the most digits of a training number, which starts anywhere, and of a tested one."""
+        return MOST - 100 - cls.coupled, MOST - 1 - cls.coupled
+
     def forward(self, side, index):
         if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
         index = places(self.config, side, len(index), self.coupled)
-        if index.max() >= MOST:
-            raise L.BadInput(f"{index.max()} is not below {MOST}, the number of learned positions")
+        L.demand(index.max() < MOST, f"{MOST} learned positions do not reach {index.max()}")
         moved = torch.ones_like(index) if self.coupled else (index > 0)
         return super().forward(index + self.start * moved)
 
@@ -149,6 +148,12 @@ class Randomized(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+
+    @staticmethod
+    def most_digits(operands):
+        """As above. Each operand has a symbol on its left, and the last one END on its right."""
+        tokens = MOST - 1 - 2 * operands.count("digit")
+        return tokens // operands.count("number") - 1, math.inf
 
     def forward(self, side, index):
         T = len(index)
@@ -223,16 +228,31 @@ for name in "coupling", "dynamic", "fire", "forgetting":
     SCHEMES[f"{name}-9"] = SCHEMES[name]._replace(about=f"{name} at nine widths", n_width=9)
 L.METHODS.update(SCHEMES)
 
-# The authors' rules with changes of `find_lines`, and of what a row without a line sees.
-CHANGES = "start", "vertical", "self"
-for n in 1, 2, 3:
-    for names in combinations(CHANGES, n):
-        own, cross = L.RULES["code"]["self"], L.RULES["code"]["cross"]
-        if "vertical" in names:
-            cross = cross | dict(groups=((-1,), (0,)))
-        if "self" in names:
-            own = own | dict(kappa=cross["kappa"])
-        L.RULES["+".join(["code", *names])] = dict(self=own, cross=cross)
+def settle(usual, config):
+    """Derive and check options as lengen.py does, and refuse numbers that have no positions."""
+    usual(config)
+    position = config.scheme.position
+    if hasattr(position, "most_digits"):
+        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
+        trained, tested = position.most_digits(config.spec.operands)
+        tested -= config.spec.headroom
+        has = f"{config.method} has positions for numbers of"
+        L.demand(max(config.widths) <= trained, f"--width: {has} {trained} digits in training")
+        L.demand(max(config.lengths) <= tested, f"--lengths: {has} {tested} digits in tests")
+
+for name, kind in L.KINDS.items():
+    L.KINDS[name] = kind._replace(settle=partial(settle, kind.settle))
+
+# The authors' rules with some of three changes, as code+start or code+start+vertical+self. start: a
+# row without a line sees the start token, not everything; vertical: cross-attention has verticals,
+# too; self: kappa is that of cross-attention in self-attention, too.
+changed, kappa = {"code": L.RULES["code"]}, L.RULES["code"]["cross"]["kappa"]
+for name, side, change in (("start", "cross", {}),
+                           ("vertical", "cross", dict(groups=((-1,), (0,)))),
+                           ("self", "self", dict(kappa=kappa))):
+    for before, rule in list(changed.items()):
+        changed[f"{before}+{name}"] = rule | {side: rule[side] | change}
+L.RULES.update(changed)
 
 def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
