@@ -921,6 +921,9 @@ def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES but for `changes`: by ours, of each layer;
     by others, of the last one for all. Source: v2, App. D. Differs: only rows that training fills
     count (authors' code: 6; papers: all); biases are rounded: finer differences hardly matter."""
+    own, cross = attention
+    demand(own.shape[:2] == cross.shape[:2] == (config.n_layer, config.n_head),
+           f"attention {own.shape[:2]}, {cross.shape[:2]} is not of --n-layer, --n-head")
     for layer in range(config.n_layer):
         index = layer if config.rules == "ours" else -1
         for name, maps in zip(("self", "cross"), attention):
@@ -967,7 +970,8 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
-KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05  # from few lines to many
+# From few lines to all. Where one line is by far the strongest, the others are below the mean.
+KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 class Windows(NamedTuple):
     """seen: window -> the token to write, where it was seen first. questions: those that showed

@@ -608,8 +608,14 @@ def test_the_fewest_lines_that_determine_the_answer_are_kept_or_a_run_fails(monk
     assert kappa == 0.15  # below (0.4 - 0.3) / 0.6, as mu is 0.3 and sigma * sqrt(7 - 1) is 0.6
     assert all(line.bias == round(line.bias, 2) for line in lines)
     assert len(windows.seen) == 212
+    maps = planted({0: 5.0, -1: 0.02})  # one line lifts the mean above the other
+    kappa, lines, _ = L.choose_lines(one_layer("successor"), maps)
+    assert kappa == -0.2 and {line.path for line in lines} == paths
+    monkeypatch.setattr(L, "KAPPAS", L.KAPPAS[:5])
     with raises(RunFailed, match=r"the answer: \S+ and \S+ look the same to a row"):
-        L.choose_lines(one_layer("successor"), planted({1: 0.6, 0: 0.5}))
+        L.choose_lines(one_layer("successor"), maps)
+    with raises(BadInput, match="--n-head"):
+        L.choose_lines(one_layer("successor", n_head=4), maps)
 
 @parametrize("rows, margin", [
     ([[5.0, 3.0, 4.0], [3.0, 0.0, 0.0]], 1.0),  # the least lead over all others

@@ -129,6 +129,17 @@ def cells(text):
         row.append(cell if number in ("", cell) else f"{number} -> {cell}")
     return " | ".join(row)
 
+def grade(text):
+    """"6>99 10<20 of methods nx1 rope" -> the verdict on a claim of at least 99% at 6 digits and of
+    less than 20% at 10: "reproduced" by all records, "in part" by the median, "not reproduced"."""
+    claims, words = text.split(" of ")
+    ends = {"reproduced": (min, max), "in part": (median, median)}
+    for length, sign, bound in re.findall(r"(\d+)([<>])([\d.]+)", claims):
+        shares, bound = percents(runs(words), int(length)), Fraction(bound)
+        ends = {verdict: (low, high) for verdict, (low, high) in ends.items()
+                if (low(shares) >= bound if sign == ">" else high(shares) < bound)}
+    return next(iter(ends), "not reproduced")
+
 def count_proved(words):
     found = runs(words)
     return f"{len(proved(found))} of {len(found)}"
@@ -142,20 +153,23 @@ def windows(words):
     counts = [r["proof"]["windows"] for r in proved(runs(words))]
     return f"{max(counts, key=counts.count):,}"
 
+def time_share(task):
+    """Time of retraining, as a share of that of the first training."""
+    trains = [r["train"] for r in proved(runs(f"abc {task}"))]
+    return f"{median(x['model']['seconds'] / x['vanilla']['seconds'] for x in trains):.1f}"
+
 def proofs(task):
     """A row of the table of proofs. Attempts: by the vanilla model's weights, by new ones."""
     found = runs(f"abc {task}")
     known = [r["proof"] for r in proved(found)]
     attempts = [proof["attempt"] for proof in known]
-    trains = [r["train"] for r in proved(found)]
-    of_first = [x["model"]["seconds"] / x["vanilla"]["seconds"] for x in trains]
     return " | ".join([f"{len(known)} of {len(found)}",
                        f"{attempts.count(1)}, {attempts.count(2)}",
                        span([proof["kappa"] for proof in known], "{:g}".format),
                        listed(sorted({proof["windows"] for proof in known}), "{:,}"),
                        span([proof["margin"] for proof in known]),
-                       span([x["model"]["steps"] for x in trains]),
-                       f"{median(of_first):.1f}"])
+                       span([r["train"]["model"]["steps"] for r in proved(found)]),
+                       time_share(task)])
 
 def seconds(task, file):
     """-> {seed: seconds} of a file's runs of a task in beside.jsonl."""
@@ -179,7 +193,7 @@ def gpu_tests(text):
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
-    "ratios": ratios, "tests": gpu_tests,
+    "ratios": ratios, "tests": gpu_tests, "grade": grade, "share": time_share,
     "seeds": lambda words: str(len(runs(words))),
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
@@ -215,6 +229,7 @@ def on_runs():
     labels = [100 * mean(row["places"]) for row in test_rows(without)]
     moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
     [places] = [r["places"] for r in about("leads", "what", "share right")]
+    wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
     trained = [x["vanilla"][1] + x["model"][1] for [x] in gpu("seconds 60,1000")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
@@ -225,7 +240,7 @@ def on_runs():
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
         "other moduli": down(max(percents(moduli, 5))),
         "vanilla places": between([100 * share for share in places[7:20]]),
-        "default trainings": listed(trained),
+        "default trainings": listed(trained), "two layers": listed(wide),
         "finite machines": str(len(finite)),
         "finite proved": str(len(proved(finite))), "infinite refused": str(len(refused)),
         "v2's rules at v2's size": str(at_size)}
@@ -240,7 +255,12 @@ def fill(text):
             return FIELDS[name](words)
         return cells(match[1]) if " of " in match[1] else known[match[1]]
 
-    return re.sub(r"\{(.+?)\}", value, text)
+    def count(match):
+        return str(len(re.findall(rf"\| ({match[1]}) \|\n", claims)))
+
+    text = re.sub(r"\{([^#]+?)\}", value, text)
+    claims = text[text.index("\n# results/"):]  # rows of its tables end with a verdict
+    return re.sub(r"\{# (.+?)\}", count, text)
 
 def compare(name, said, write):
     """Compare a README with what numbers.txt says, or write its tables -> lines that differ."""
@@ -286,9 +306,9 @@ def main(argv=None):
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"report: no file of records: {error!r}", file=sys.stderr)
             return 2
-    differ, pages = [], (ROOT / "results/numbers.txt").read_text(encoding="utf-8").split("\n# ")
-    for page in pages[1:]:
-        name, said = fill(page).split("\n", 1)
+    differ, text = [], (ROOT / "results/numbers.txt").read_text(encoding="utf-8")
+    for page in fill(text[text.index("\n# "):]).split("\n# ")[1:]:
+        name, said = page.split("\n", 1)
         differ += compare(name, said, argv == ["--write"])
     print("".join(f"{line}\n" for line in differ), end="")
     return bool(differ)
