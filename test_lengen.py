@@ -684,7 +684,7 @@ def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatc
     """By fixed windows of two places or one, with and without repeating positions, and by lines.
     200 questions of each width that is enumerated and of the next three, or all."""
     def views(source, target, rows):
-        found = L.views_of_rows(bias, scheme.period or 1, source, target, rows)
+        found = L.views_of_rows(config, bias, source, target, rows)
         return {view.tobytes() for view in found.flatten(0, 1).numpy()}
     monkeypatch.setattr(L, "LIMIT", 4)
     schemes = [L.METHODS["window-nope"]._replace(window=2), L.METHODS["window-cyclic"],
