@@ -1452,12 +1452,14 @@ def test_commands_of_the_readme_and_of_recorded_runs_are_valid():
         given, options = L.parse(text.split())
         assert options["from"] or options["list"] or Config(**given)
 
-def test_scripts_of_the_readme_run_as_printed(tmp_path):
+def test_scripts_of_the_readme_run_as_printed(tmp_path, trained):
     runs = []
+    for task in "addition", "nx1":
+        shutil.copytree(trained[task][0], tmp_path / "runs" / task)
     for script in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         script = script.replace("main([", f"main([*{SHORT.split()}, '--method=nope', ")
         runs.append(process(["-c", script], cwd=tmp_path))
-    for run, printed in zip(runs, ["", "4 steps", "4 steps"], strict=True):
+    for run, printed in zip(runs, ["True", "", "4 steps", "4 steps"], strict=True):
         out, errors = run.communicate()
         assert printed in out and errors == ""
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Pictures: python -m results.pictures FOLDER_OR_FILE... [--out DIR]
 
-The folder of a finished run by ABC, of a task TASK, gets
-    bias-TASK.png    the averaged attention of its vanilla model, and the bias calibrated from it
-    lines-TASK.png   the open keys of all heads for one question, and one window
+The folder of a finished run by ABC, of the name RUN, gets
+    bias-RUN.png     the averaged attention of its vanilla model, and the bias calibrated from it
+    lines-RUN.png    the open keys of all heads for one question, and one window
 and files of records together get
     accuracy.png     percent exact by length, the median seed in a band from least to most
 Needs matplotlib. By default pictures go to results/.
@@ -78,8 +78,9 @@ def draw_accuracy(plt, records):
         name = f"{task}, {method} {options}".strip()
         [line] = axes.plot(lengths, middle, label=name, markersize=4)
         axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.2)
-    axes.axvspan(0, 6, color="0.92", zorder=0)
-    axes.set(xlabel="digits (shaded: mainly trained on)", ylabel="percent exact")
+    axes.axvspan(1, 6, color="0.92", zorder=0)
+    axes.set(xlabel="digits (shaded: mainly trained on)", ylabel="percent exact", xscale="log",
+             ylim=(-2, 102))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 
@@ -93,10 +94,9 @@ def draw_all(plt, paths):
         model, config, parts = L.load(path)
         if "attention" not in parts:
             raise L.BadInput(f"{str(path)!r} is no run by ABC")
-        model.bias.train()  # in one piece at any size
         for name, draw in ("bias", draw_bias), ("lines", draw_lines):
             with L.seeded("picture"), torch.no_grad():
-                figures[f"{name}-{config.task}"] = draw(plt, model, config, parts)
+                figures[f"{name}-{path.name}"] = draw(plt, model, config, parts)
     if records:
         figures["accuracy"] = draw_accuracy(plt, records)
     return figures
@@ -107,6 +107,7 @@ def main(argv=None):
     parser.add_argument("--out", default="results", help="folder of the pictures")
     try:
         options = parser.parse_args(argv)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
         for name, figure in draw_all(pyplot(), options.paths).items():
             path = Path(options.out, f"{name}.png")
             figure.savefig(path)
