@@ -369,7 +369,7 @@ class Method(NamedTuple):
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
-    window: int = 0  # the bias opens only each row's place and as many places below it; 0: others
+    window: int = 0  # the bias opens only each row's place and as many places below it; 0: no limit
     calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
     period: int = 0  # number of rows after which positions repeat; 0: never
 
@@ -378,11 +378,10 @@ def sinusoids(config, side, index):
 
 class LearnedPositions(nn.Embedding):
     def __init__(self, config):
-        super().__init__(4096, config.d_model)
+        super().__init__(4096, config.d_model)  # more than the 2,000 digits that are allowed need
         nn.init.normal_(self.weight, std=0.3)  # as large as the embeddings of tokens
 
     def forward(self, side, index):
-        demand(len(index) <= 4096, f"{len(index)} tokens exceed the 4096 learned positions")
         return super().forward(index)
 
 def banded(config, layer, attention, T, S):
@@ -561,7 +560,7 @@ class Optimizer:
     """Muon for the linear weights of layers; Adam, at a quarter of the learning rate, for others.
     In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
     before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
-    them. Using torch.optim would take a second more. Source: Jordan et al. 2024 (Muon); Liu et al.
+    them. torch.optim would add a second to a run. Source: Jordan et al. 2024 (Muon); Liu et al.
     2025 (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
     2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
@@ -650,7 +649,7 @@ def graphed_step(model, optimizer, *batch):
 def example_of(config):
     """-> source, target: questions of a task and their answers, which tell whether it changed."""
     with seeded("example"):
-        return config.kind.draw_tests(config.replace(lengths=(4,), samples=50), 4)["random"]
+        return config.kind.draw_tests(Config(**config.values | dict(samples=50)), 4)["random"]
 
 class Run(NamedTuple):
     """Parts, such as a model or the proof, are kept, so that a run resumes where it stopped."""
@@ -949,16 +948,19 @@ def calibrate(config, attention, **changes):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? A row sees places within a span of length `reach`. Places below it
-# act only through the carry that they hand up, and places above it only require that the final
-# carry is 0. From `settled` places above the last one on, the set of carries that can arrive is
-# constant; from `settled` places below the headroom on, so is that of carries that can end in 0. So
-# all rows farther than that from both ends see the same, at any width, and a number of N = settled
-# + reach + settled + headroom places has such a row. For addition, carries are {0} in the last
-# place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5; training numbers have 7 or more.
-# In a longer number, a row nearer to an end sees what the row at that distance from the same end
-# sees at N places. So the widths from the training width to N show all windows; if positions repeat
-# after p rows, the next p - 1 widths are needed, too.
+# Which numbers show all windows? A row sees places within a span of length `reach`. What is below
+# acts only through the carry that it hands up; what is above must only end in carry 0. From
+# `settled` places above the last place on, the set of carries that can arrive is constant; from
+# `settled` places below the headroom on, so is the set of carries that can end in 0. So all rows
+# farther from both ends see the same at any width:
+#
+#     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
+#
+# N = settled + reach + settled + headroom places have such a row; for addition, carries are {0} in
+# the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5, and training numbers
+# have 7 or more. A row nearer to an end sees what the row at that distance from it sees at N
+# places. So the widths from the training width to N show all windows; if positions repeat after p
+# rows, so that width and row matter modulo p, 2 (p - 1) more widths are read.
 #
 # Induction: if the tokens before row t are right, it sees one of these windows; if the model is
 # right on all of them, so is row t. Hence, in exact arithmetic, greedy decoding is right on numbers
@@ -1042,22 +1044,12 @@ def follow_carries(spec, singles):
         carries += set(after.tolist()) - set(carries)
     return table
 
-def endings(spec, table, n):
-    """-> {carry: digits of the n highest places, after which the final carry is valid}."""
-    ending = {carry: () for carry in table if carry == 0 or not spec.headroom}
-    for place in range(n):  # from the highest down
-        longer = {}
-        for carry, moves in table.items():
-            for digits, _, after in moves[:1] if place < spec.headroom else moves:
-                if after in ending:
-                    longer.setdefault(carry, (digits,) + ending[after])
-        ending = longer
-    return ending
-
 def places_to_settle(spec, table):
     """-> `settled`. Raises: RunFailed if there is no such number."""
     # The carries that arrive n places from the last one, and that can end n below the headroom.
-    arrive, can_end = {spec.first}, set(endings(spec, table, spec.headroom))
+    arrive, can_end = {spec.first}, {carry for carry in table if carry == 0 or not spec.headroom}
+    for _ in range(spec.headroom):  # where all digits are zeros
+        can_end = {carry for carry, moves in table.items() if moves[0][2] in can_end}
     for n in range(100):
         before = arrive, can_end
         arrive = {after for carry in arrive for _, _, after in table[carry]}
@@ -1069,26 +1061,27 @@ def places_to_settle(spec, table):
 def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
     tokens at these places, sets relative to the row. Partial questions grow from the last place up;
-    of those that look the same to the row and hand on the same carry, one is kept. Beyond what the
-    row sees, any valid ending will do. Raises: RunFailed."""
-    top = min(width, row + max(digits | tokens) + 1)
+    of those that look the same to the row and hand on the same carry, one is kept. Raises:
+    RunFailed."""
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
-    for place in range(top):
-        extended = {}
-        for (seen, carry), columns in partial.items():
-            moves = table[carry][:1] if place >= width - spec.headroom else table[carry]
-            if len(partial) * len(moves) > TOO_MANY:
-                raise RunFailed(f"a place leads to more than {TOO_MANY:,} partial questions")
-            for column, token, after in moves:
-                look = seen
+    for place in range(width):
+        extended, looks = {}, {}  # carry -> {(what the row sees here, next carry): digits}
+        for carry, moves in table.items():
+            looks[carry] = {}
+            for column, token, after in moves[:1] if place >= width - spec.headroom else moves:
+                look = ()
                 if place - row in digits:
                     look += column
                 if place - row in tokens:
                     look += (token,)
-                extended.setdefault((look, after), columns + (column,))
+                looks[carry].setdefault((look, after), column)
+        for (seen, carry), columns in partial.items():
+            if len(partial) * len(looks[carry]) > TOO_MANY:
+                raise RunFailed(f"a place leads to more than {TOO_MANY:,} partial questions")
+            for (look, after), column in looks[carry].items():
+                extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
-    ending = endings(spec, table, width - top)
-    whole = [columns + ending[carry] for (_, carry), columns in partial.items() if carry in ending]
+    whole = [columns for (_, carry), columns in partial.items() if carry == 0 or not spec.headroom]
     return torch.tensor(whole, dtype=torch.int64).view(-1, width, len(spec.operands))
 
 def has_windows(config):
@@ -1225,7 +1218,7 @@ def learn_abc(run):
     from the vanilla model with zero queries and keys, and ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. A vanilla model learns the training numbers, from random weights. It is never tested.
-    # Equal sizes; vanilla accepts no lengths over 2,000.
+    # All other values stay; lengths above 2,000 would be refused.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1426,7 +1419,8 @@ def encoder_data(config, n_short, n_long, steps):
     def rate(step):
         return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
     def check(model):
-        test = config.replace(lengths=(config.train_digits, max(config.prime_lengths)), samples=200)
+        lengths = config.train_digits, max(config.prime_lengths)
+        test = Config(**config.values | dict(lengths=lengths, samples=200))
         return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
     return SimpleNamespace(steps=steps, batch=batch, rate=rate, check=check)
 

@@ -769,6 +769,20 @@ def test_a_checkpoint_of_another_task_is_refused(trained, command, monkeypatch, 
     code, _, [error] = command(f"--from={trained['addition'][0]}")
     assert code == 2 and "addition had other questions or answers" in error
 
+@parametrize("task, model", [("successor", "seq2seq"), ("addition", "encoder"),
+                             ("multiplication", "universal"), ("consecutive", "pairs")])
+def test_a_checkpoint_of_a_default_run_is_of_its_task(tmp_path, task, model):
+    """Values that were derived when the run was made, such as widths, are not derived again."""
+    config = Config(task, model)
+    Run(config, {}, tmp_path).keep(part=1)
+    assert L.read_checkpoint(tmp_path)[1] == dict(part=1)
+    if model == "encoder":
+        config = Config(task, model, lengths=(5, 20), prime=20, prime_lengths=(8,))
+        data = L.encoder_data(config, 5, 5, 9)
+        with mock.patch.object(L, "evaluate", return_value=dict(rows=[])) as evaluated:
+            data.check(None)
+        assert evaluated.call_args.args[1].width == config.width == 22
+
 def test_a_rule_may_return_digit_and_carry(monkeypatch):
     """Then it holds in every base: a running maximum in base 8."""
     largest = L.Task("", lambda carry, a: (torch.maximum(carry, a),) * 2, base=8, headroom=0)
