@@ -1453,6 +1453,49 @@ def test_a_record_makes_its_run_again(command, capsys, arguments):
     assert again["tests"]["rows"] == record["tests"]["rows"]
     assert again["train"]["model"]["curve"] == record["train"]["model"]["curve"]
 
+def test_a_run_says_what_to_try(trained, caplog):
+    folder, record = trained["parity"]
+    proof = dict(record["proof"], proved=False, why="so")
+    found = "\n".join(L.summary(dict(record, proof=proof)))
+    assert "not proved: so; more steps or another seed may help" in found
+    config, parts = L.read_checkpoint(folder)
+    parts["vanilla"]["curve"][-1][2] = 0.6
+    with caplog.at_level("INFO", "lengen"), mock.patch.object(L.LOG, "propagate", True):
+        L.learn_abc(Run(config, {x: parts[x] for x in ("vanilla", "attention")}))
+    assert "only 60.0% of unseen numbers are right; raise --steps" in caplog.text
+
+def test_a_rule_may_overwrite_what_it_is_given_but_writes_digits(monkeypatch):
+    def xor(carry, a):
+        carry ^= a
+        return carry, carry
+    monkeypatch.setitem(TASKS, "xor", L.Task("", xor, base=2))
+    assert L.example("xor", "11", width=3) == ("$011&", "$100&")
+    monkeypatch.setitem(TASKS, "odd", L.Task("a + 4", lambda carry, a: (a + 4, carry)))
+    with raises(BadInput, match="a digit that base 10 does not have"):
+        L.example("odd", "91")
+
+def test_a_bias_that_differs_at_even_widths_is_seen(monkeypatch):
+    """Training, the lengths of old and the default tests all have odd widths."""
+    def strided(config, layer, attention, T, S):
+        i, j = torch.arange(T)[:, None], torch.arange(S)
+        return L.banded(config, layer, attention, T, S) - 2.0 * ((j - i) % 2)
+    scheme = L.METHODS["window-nope"]._replace(bias=strided, n_width=1)
+    monkeypatch.setitem(L.METHODS, "strided", scheme)
+    config = one_layer("successor", "strided")
+    model, windows = drawn_model(**config.values), windows_of(config, ())
+    logits = torch.cat([model(source, target[:, :-1])[:, row].detach()
+                        for source, target, [row] in windows.questions])
+    assert L.measure_drift(model, windows, logits, lengths=(20, 60)) < 1e-4
+    assert L.measure_drift(model, windows, logits) == INF
+
+def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
+    folder, _ = trained["parity"]
+    assert command(f"--from={folder} --ask=101")[1] == "110\n"
+    monkeypatch.setattr(L, "columns_of", lambda *given, columns=L.columns_of: {
+        path: column - 1 for path, column in columns(*given).items()})
+    code, _, [error] = command(f"--from={folder} --ask=101 --quiet")
+    assert code == 2 and "has its method changed?" in error
+
 # README and the scripts in results/, imported late, as they add methods ---------------------------
 
 README = (HERE / "README.md").read_text(encoding="utf-8")
