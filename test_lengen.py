@@ -1490,7 +1490,7 @@ def test_a_bias_that_differs_at_even_widths_is_seen(monkeypatch):
 
 def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
     folder, _ = trained["parity"]
-    assert command(f"--from={folder} --ask=101")[1] == "110\n"
+    assert command(f"--from={folder} --ask=101")[1] == "011\n"
     monkeypatch.setattr(L, "columns_of", lambda *given, columns=L.columns_of: {
         path: column - 1 for path, column in columns(*given).items()})
     code, _, [error] = command(f"--from={folder} --ask=101 --quiet")
