@@ -216,9 +216,8 @@ def failed_schemes():
 
 def on_runs():
     """-> fields without an argument."""
-    own, cyclic = load("own"), runs("methods window-cyclic n_layer=1 n_encoder=0")
+    cyclic = runs("methods window-cyclic n_layer=1 n_encoder=0")
     cyclic = [r for r in cyclic if r["config"]["task"] != "addition"]
-    random = [min(sum([percents([r], n) for n in (6, 10, 20, 60)], [])) for r in own]
     most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
     first = [r for r in load("fresh") if r["proof"]["attempt"] == 1]
     without, machines = runs("pairs dummy=False"), load("machines")
@@ -233,7 +232,6 @@ def on_runs():
     trained = [x["vanilla"][1] + x["model"][1] for [x] in gpu("seconds 60,1000")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
-        "own random": str(random.count(100)), "own hard": str(sum(map(all_right, own))),
         "cyclic proved": f"{len(proved(cyclic))} of {len(cyclic)}",
         "failed schemes": failed_schemes(), "first attempts": f"{len(first)} of these 132",
         "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
