@@ -385,10 +385,11 @@ def sinusoids(config, side, index):
 
 class LearnedPositions(nn.Embedding):
     def __init__(self, config):
-        super().__init__(4096, config.d_model)  # more than the 2,000 digits that are allowed need
+        super().__init__(4096, config.d_model)
         nn.init.normal_(self.weight, std=0.3)  # as large as the embeddings of tokens
 
     def forward(self, side, index):
+        demand(len(index) <= 4096, f"{len(index)} tokens exceed the 4096 learned positions")
         return super().forward(index)
 
 def banded(config, layer, attention, T, S):
