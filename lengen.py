@@ -480,8 +480,8 @@ class Layer(nn.Module):
 
 class Transformer(nn.Module):
     """An encoder-decoder or, in section 9, an encoder alone. lines: those of a calibrated method.
-    Differs: v2's code initializes q, k
-    and v smaller than the paper preset, by a factor of sqrt(2); Jelassi's uses Gaussians."""
+    Differs: v2's code initializes q, k and v smaller than the paper preset, by a factor of sqrt(2);
+    Jelassi's initialization is Gaussian."""
     def __init__(self, config, lines=()):
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
@@ -517,13 +517,14 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> bias (1 or H, T, S), pieces or None; causal in self-attention."""
+        """-> bias (1 or H, T, S), pieces, which are causal as they are made, or None. Other biases
+        of self-attention are made causal here."""
         with self.head.weight.device:
             bias = self.bias
             if T > 100 and attention != "encoder" and not self.training:
                 bias = getattr(bias, "in_pieces", bias)
             bias = bias and bias(layer, attention, T, S)
-            if attention == "self" and (bias is None or torch.is_tensor(bias)):  # pieces are
+            if attention == "self" and (bias is None or torch.is_tensor(bias)):
                 bias = causal_bias(T) + (0 if bias is None else bias)
             return bias
 
@@ -972,11 +973,11 @@ def calibrate(config, attention, **changes):
 #
 # Induction: if the tokens before row t are right, it sees one of these windows; if the model is
 # right on all of them, so is row t. Hence, in exact arithmetic, greedy decoding is right on numbers
-# of any length, padded with zeros to the training width or more. Rounding, as sums are taken in
-# another order at other widths, and the code that runs on long numbers are measured in each run:
-# rows of drawn questions of up to 1,000 digits must show windows that were enumerated (shares are
-# equal to 9 decimals), and their logits may differ from those of their windows by less than a tenth
-# of MARGIN, by which, and by a thousandth of the largest logit, the right token must lead.
+# of any length, padded with zeros to the training width or more. The right token must lead by
+# MARGIN and by a thousandth of the largest logit. Rounding, as sums are taken in another order at
+# other widths, and the code that runs on long numbers are only measured, in each run and up to
+# 1,000 digits: the rows of drawn questions must show windows that were enumerated (shares are equal
+# to 9 decimals), with logits that differ from theirs by less than a tenth of MARGIN.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
@@ -1156,7 +1157,8 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
 def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and, if all are right,
     "drift". margin: the least lead, in logits, of a right token, less the excess of a thousandth of
-    the largest logit over MARGIN. Proved if it is MARGIN or more, and the drift below a tenth."""
+    the largest logit over MARGIN. Proved if it is MARGIN or more, and the drift below MARGIN / 10.
+    The model is left in evaluation mode."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
