@@ -1107,8 +1107,7 @@ def short_questions(config, bias):
     tokens: the places, relative to t, whose digits row t sees and whose tokens it sees or writes: a
     diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
     if not has_windows(config):
-        raise RunFailed("a proof needs windows, one layer, our rules, no encoder, positions or "
-                        "label")
+        raise RunFailed("it needs windows, one layer, our rules; no encoder, positions or label")
     spec, period, window = config.spec, config.scheme.period or 1, config.scheme.window
     n_single = spec.operands.count("digit")
     if config.scheme.calibrated:
@@ -1141,9 +1140,11 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     another window or a logit is not a number."""
     config, drift, expected = windows.config, 0.0, dict(zip(windows.seen, logits))
     bias = getattr(model, "bias_of", windows.bias)
-    for draw, length in itertools.product((draw_exact, draw_hard), lengths):
+    for length in lengths:
         with seeded(config.seed, "drift", length):
-            source, target = draw_questions(config, draw, length, max(1, 200 // length))
+            questions = [draw_questions(config, draw, length, max(1, 100 // length))
+                         for draw in (draw_exact, draw_hard)]
+        source, target = map(torch.cat, zip(*questions))
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
         if not expected.keys() >= set(seen):
@@ -1388,7 +1389,7 @@ def settle_encoder(config):
            f"--lengths or others need --width {needed} to 2,000, not {config.width}")
     demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.window,
            f"--method: {config.method} needs a decoder")
-    demand(config.prime <= 5000, f"--prime: {config.prime} is more than all 5,000 questions")
+    demand(config.prime <= config.examples, f"--prime: {config.prime} is more than --examples")
 
 def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
@@ -1442,7 +1443,7 @@ def learn_encoder(run):
     """Train on short and, with --prime, a few long questions; --finetune on long ones alone."""
     config = run.config
     model = new_model(run, "model", config)
-    data = encoder_data(config, 5000 - config.prime, config.prime, config.steps)
+    data = encoder_data(config, config.examples - config.prime, config.prime, config.steps)
     if config.finetune:
         train(run, model, "short numbers", data)
         run.keep(before=evaluate(model, config))
@@ -1482,7 +1483,8 @@ option           seq2seq     paper   encoder  paper         pairs
 --train-digits   .           .       5        =             .      most digits in training
 --second-digits  .           .       None     =             .      most digits of the second operand
 --modulus        .           .       None     =             .      compute answers modulo this
---prime          .           .       0        =             .      long questions among the 5,000
+--examples       .           .       5000     =             .      examples of training
+--prime          .           .       0        =             .      long questions among them
 --prime-lengths  .           .       ()       =             .      their lengths
 --finetune       .           .       None     =             .      long questions to train on next
 --d-vocab        .           .       .        .             16     number of different integers
@@ -1548,15 +1550,13 @@ def options_of(text, column):
             options[cells[0].replace("-", "_")] = ast.literal_eval(cells[column])
     return options
 
-def flag(name):
-    return "--" + name.replace("_", "-")
-
 def accept(name, value, default):
     """A value of an option, or its text, e.g. "5,6" -> a plain value of the default's type: text or
     bool, fraction up to 1, integer of 1 (or a default of 0) to 10^9, or tuple. Raises: BadInput."""
+    flag = "--" + name.replace("_", "-")
     if name in CHOICES:
         choices = list(CHOICES[name])
-        demand(value in choices, f"{flag(name)}: {value!r} is none of {choices}")
+        demand(value in choices, f"{flag}: {value!r} is none of {choices}")
         return type(default)(value)  # not a NumPy string, which checkpoints refuse
     several = value if isinstance(value, (list, tuple)) else str(value).split(",")
     read, least, most = int, int(default != 0), 10 ** 9
@@ -1569,7 +1569,7 @@ def accept(name, value, default):
             [numbers] = numbers
         return numbers
     except ValueError:
-        raise BadInput(f"{flag(name)}: {value!r} is invalid") from None
+        raise BadInput(f"{flag}: {value!r} is invalid") from None
 
 class Config:
     """Defaults are those of the preset, the method, the task and the kind of model, in this order
@@ -1578,12 +1578,15 @@ class Config:
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if task in kind.tasks]
+        known = {name for kind in KINDS.values() for name in kind.tasks}
         model = model or "".join(models[:1])
-        demand(model in models, f"--task: {task!r} is learned by {', '.join(models) or 'no model'}")
+        demand(models, f"--task: {task!r} is none of {sorted(known)}")
+        demand(model in models, f"--model: {task} is learned by {', '.join(models)}")
         self.kind, self.spec = KINDS[model], KINDS[model].tasks[task]
         values = dict(task=str(task), model=str(model)) | options_of(OPTIONS, self.kind.column)
         for name in given:
-            demand(name in values, f"{flag(name)}: not an option of {task}, {model}")
+            flag = "--" + name.replace("_", "-")
+            demand(name in values, f"{flag}: not an option of {task}, {model}")
         self.scheme = METHODS.get(str(given.get("method") or values.get("method")), Method(""))
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         if model == "seq2seq":
@@ -1623,6 +1626,7 @@ def build(run):
 def read_checkpoint(folder):
     """-> config, parts. Code in the file is never run. Raises: BadInput if it cannot be used."""
     path = Path(folder, "checkpoint.pt")
+    demand(path.exists(), f"--from, --ask: there is no run in {str(folder)!r}")
     try:
         demand(not zipfile.ZipFile(path).testzip(), "it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -1663,13 +1667,14 @@ def summary(record):
                f"{name}, block {line['block'] + 1}, offset {line['offset']}, "
                f"bias {line['bias']:.2f}, z {line['z']:.1f}")
     if proof:
-        found = f"not proved: {proof['why']}"
+        found = f"{'not proved' if 'margin' in proof else 'no proof'}: {proof['why']}"
         if "margin" in proof and proof["drift"] is None:
             found += "; more steps or another seed may help"
         if proof["proved"]:
             found = (f"exact at every length: right on all {proof['windows']:,} windows, by "
                      f"{proof['margin']:.1f} or more, drift {proof['drift']:.0e}")
-        yield f"proof     {found}; kappa {proof.get('kappa', '-')}"
+        kappa = f"; kappa {proof['kappa']}" if "kappa" in proof else ""
+        yield f"proof     {found}{kappa}"
     for name in "before", "tests":
         if record[name]:
             yield f"{name:<9} {record[name]['seconds']:.1f} s on {record['device']}"

@@ -68,6 +68,20 @@ def draw_lines(plt, model, config, parts):
                     f"{seen[0]} of the answer and {seen[1]} of the question", parse_math=False)
     return figure
 
+def draw_pairs(plt, model, config):
+    """Queries and keys of the tokens of a head with D = 2, joined in the order of every other token
+    (Pairs, Observation 4)."""
+    figure, axes = plt.subplots(figsize=(5, 5))
+    x = model.embedding.weight
+    for name, points in ("query", model.attention.q(x)), ("key", model.attention.k(x)):
+        for first in 0, 1:
+            xs, ys = points[first:config.d_vocab:2].T
+            axes.plot(xs, ys, label=f"{name}, {('even', 'odd')[first]}")
+        for token in range(config.d_vocab):
+            axes.annotate(str(token), points[token].tolist())
+    axes.legend()
+    return figure
+
 def draw_accuracy(plt, records):
     """A line for each task, method and options that differ."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
@@ -92,6 +106,10 @@ def draw_all(plt, paths):
             records += read_lines(path)
             continue
         model, config, parts = L.load(path)
+        if config.model == "pairs":
+            with torch.no_grad():
+                figures[f"pairs-{path.name}"] = draw_pairs(plt, model, config)
+            continue
         if "attention" not in parts:
             raise L.BadInput(f"{str(path)!r} is no run by ABC")
         for name, draw in ("bias", draw_bias), ("lines", draw_lines):

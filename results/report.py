@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import mean, median
 
 import lengen as L
-from results import schemes
+from results import schemes  # whose methods are in records
 
 ROOT = Path(__file__).parent.parent
 
@@ -148,6 +148,11 @@ def count_right(words):
     found = runs(words)
     return f"{sum(map(all_right, found))} of {len(found)}"
 
+def each(words):
+    """"steps control parity abc" -> the median and range of this number of these records."""
+    name, words = words.split(" ", 1)
+    return span([r[name] for r in runs(words)], "{:g}".format)
+
 def windows(words):
     """The usual number of windows of proved models."""
     counts = [r["proof"]["windows"] for r in proved(runs(words))]
@@ -193,6 +198,7 @@ def gpu_tests(text):
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
+    "each": each,
     "ratios": ratios, "tests": gpu_tests, "grade": grade, "share": time_share,
     "seeds": lambda words: str(len(runs(words))),
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
@@ -205,10 +211,8 @@ FIELDS = {  # by the first word
 
 def failed_schemes():
     """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
-    failed = []
-    methods = ["vanilla", "nope", "alibi", "rope", "rpe-k"]
-    methods += [name for name in schemes.SCHEMES if not name.endswith("-9")]
-    for method in sorted(methods):
+    failed, methods = [], {r["config"]["method"] for r in load("schemes")}
+    for method in sorted(x for x in methods if not x.endswith("-9")):
         found = [runs(f"schemes {task} {method} n_layer=1") for task in ("successor", "addition")]
         if max(median(percents(records, 6)) for records in found) < 99:
             failed.append(method)

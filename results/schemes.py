@@ -226,6 +226,12 @@ SCHEMES = {
 }
 for name in "coupling", "dynamic", "fire", "forgetting":
     SCHEMES[f"{name}-9"] = SCHEMES[name]._replace(about=f"{name} at nine widths", n_width=9)
+# Other windows w and periods T than those of v2's table (App. C.5); ABC that keeps positions (v1,
+# Sec. 5, step 3); ABC by lines of other attention (see choose_lines).
+for w, T in (1, 4), (2, 3), (2, 4), (2, 5):
+    SCHEMES[f"window-{w}-{T}"] = L.METHODS["window-cyclic"]._replace(window=w, period=T)
+SCHEMES["abc-positions"] = L.METHODS["abc"]._replace(position=L.sinusoids)
+SCHEMES["abc-random"] = SCHEMES["abc-untrained"] = L.METHODS["abc"]
 L.METHODS.update(SCHEMES)
 
 def settle(usual, config):
@@ -253,12 +259,33 @@ for name, side, change in (("start", "cross", {}),
     for before, rule in list(changed.items()):
         changed[f"{before}+{name}"] = rule | {side: rule[side] | change}
 L.RULES.update(changed)
+# v2 by App. F, in which each direction is normalized and cut by itself.
+L.RULES["v2-each"] = {side: rule | dict(groups=L.EACH) for side, rule in L.RULES["v2"].items()}
 
 def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
     return usual(lines, n_head, blocks, "ours" if "start" in rules.split("+") else rules, *others)
 
 L.bias_of_lines = bias_of_lines
+
+@torch.no_grad()
+def choose_lines(config, attention, usual=L.choose_lines):
+    """As in lengen.py. As a control, the attention is random, or that of the untrained model."""
+    with L.seeded(config.seed, "vanilla"):
+        if config.method == "abc-random":
+            own, cross = map(torch.randn_like, attention)
+            attention = L.masked_softmax(own, L.causal_bias(own.shape[3])), cross.softmax(3)
+        if config.method == "abc-untrained":
+            plain = L.Config(**config.values | dict(method="vanilla", lengths=(6,)))
+            model = L.Transformer(plain).eval()
+            source, target = L.draw_questions(plain, L.draw_exact, 6, 1000)
+            model(source, target[:, :-1])
+            [layer] = model.decoder
+            attention = [x.weights.mean(0)[None]
+                         for x in (layer.self_attention, layer.cross_attention)]
+    return usual(config, attention)
+
+L.choose_lines = choose_lines
 
 if __name__ == "__main__":
     sys.exit(L.main())
