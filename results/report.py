@@ -151,7 +151,8 @@ def count_right(words):
 def each(words):
     """"steps control parity abc" -> the median and range of this number of these records."""
     name, words = words.split(" ", 1)
-    return span([r[name] for r in runs(words)], "{:g}".format)
+    known = [r[name] for r in runs(words) if r.get(name) is not None]
+    return span(known, "{:g}".format)
 
 def windows(words):
     """The usual number of windows of proved models."""
@@ -173,18 +174,7 @@ def proofs(task):
                        span([proof["kappa"] for proof in known], "{:g}".format),
                        listed(sorted({proof["windows"] for proof in known}), "{:,}"),
                        span([proof["margin"] for proof in known]),
-                       span([r["train"]["model"]["steps"] for r in proved(found)]),
-                       time_share(task)])
-
-def seconds(task, file):
-    """-> {seed: seconds} of a file's runs of a task in beside.jsonl."""
-    found = [r for r in about("beside", "file", file) if r["task"] == task]
-    return {r["seed"]: r["seconds"] for r in found}
-
-def ratios(task):
-    """Seconds of one file, as shares of those of another, seed by seed."""
-    ours, theirs = seconds(task, "this"), seconds(task, "2f9cb5a")
-    return listed([ours[seed] / theirs[seed] for seed in theirs], "{:.2f}")
+                       span([r["train"]["model"]["steps"] for r in proved(found)])])
 
 def gpu(words, unit=1):
     """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
@@ -199,15 +189,14 @@ def gpu_tests(text):
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
     "each": each,
-    "ratios": ratios, "tests": gpu_tests, "grade": grade, "share": time_share,
+    "tests": gpu_tests, "grade": grade, "share": time_share,
     "seeds": lambda words: str(len(runs(words))),
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
     "gpu": lambda words: listed(gpu(words), "{:.3g}"),
     "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}"),
-    "steps": lambda text: between(gpu(f"seconds {text}", 1e3)),
-    "beside": lambda task: between(seconds(task, "this").values())}
+    "steps": lambda text: between(gpu(f"seconds {text}", 1e3))}
 
 def failed_schemes():
     """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
@@ -227,13 +216,11 @@ def on_runs():
     without, machines = runs("pairs dummy=False"), load("machines")
     finite = [r for r in machines if r["finite"]]
     refused = [r for r in machines if not r["finite"] and "failed" in r]
-    [at_size] = [r["right_at_6"] for r in about("leads", "what", "v2's rules at v2's size")]
     sequences = percents(without, 5)
     labels = [100 * mean(row["places"]) for row in test_rows(without)]
     moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
     [places] = [r["places"] for r in about("leads", "what", "share right")]
     wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
-    trained = [x["vanilla"][1] + x["model"][1] for [x] in gpu("seconds 60,1000")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
         "cyclic proved": f"{len(proved(cyclic))} of {len(cyclic)}",
@@ -242,10 +229,10 @@ def on_runs():
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
         "other moduli": down(max(percents(moduli, 5))),
         "vanilla places": between([100 * share for share in places[7:20]]),
-        "default trainings": listed(trained), "two layers": listed(wide),
+        "two layers": listed(wide),
         "finite machines": str(len(finite)),
         "finite proved": str(len(proved(finite))), "infinite refused": str(len(refused)),
-        "v2's rules at v2's size": str(at_size)}
+        "drift": f"{max(r['proof']['drift'] for r in load('drift')):.0e}"}
 
 def fill(text):
     """-> text with the values of its fields."""
