@@ -450,7 +450,8 @@ def make_bias(config, lines):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm by default; no norm after the last layer of an encoder below a decoder."""
+    """Differs: pre-norm by default, without torch's norm after the last layer of an encoder below a
+    decoder, whose projections of keys and values can learn the scale."""
     def __init__(self, config, cross):
         super().__init__()
         scores, C = config.scheme.scores, config.d_model
@@ -847,7 +848,7 @@ RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
-    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; App. F reads otherwise
+    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; by App. F perhaps EACH
                cross=dict(kappa=4.5, groups=TOGETHER)),
     "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),  # the authors' code
                  cross=dict(kappa=4.5, groups=((-1,),), total=True)),

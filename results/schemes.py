@@ -287,5 +287,16 @@ def choose_lines(config, attention, usual=L.choose_lines):
 
 L.choose_lines = choose_lines
 
+def draw_pairs(config, B, length, usual=L.draw_pairs):
+    """As in lengen.py; in half of the planted sequences, the last integer follows the one before."""
+    source, target = usual(config, B, length)
+    if config.task == "planted":
+        tokens = source[:, -length:]  # a view
+        tokens[:B // 2, -1] = (tokens[:B // 2, -2] + 1) % config.d_vocab
+        target[:, 1:] = ((tokens[:, None] - tokens[:, :, None]).abs() == 1).any(2)
+    return source, target
+
+L.draw_pairs, L.PAIRS_TASKS["planted"] = draw_pairs, L.PAIRS_TASKS["consecutive"]
+
 if __name__ == "__main__":
     sys.exit(L.main())
