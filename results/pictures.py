@@ -72,7 +72,7 @@ def draw_pairs(plt, model, config):
     """Queries and keys of the tokens of a head with D = 2, joined in the order of every other token
     (Pairs, Observation 4)."""
     L.demand(config.d_head == 2, "only a head of --d-head 2 can be drawn")
-    figure, axes = plt.subplots(figsize=(5, 5))
+    figure, axes = plt.subplots(figsize=(3.6, 3.6))
     x = model.embedding.weight
     for name, points in ("query", model.attention.q(x)), ("key", model.attention.k(x)):
         for first in 0, 1:
