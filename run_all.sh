@@ -11,11 +11,12 @@ export records=runs/records
 
 run() {  # run LIST OPTION...
     local part failed=0 command="lengen.py ${*:2}"
-    if [ "$1" = schemes ] || [ "$1" = changes ]; then
-        command="-m results.schemes ${*:2}"
-    elif [ "$1" = machines ]; then
-        command="-m results.machines ${*:2}"
-    fi
+    case "$1" in
+        schemes | changes | readings | positions | windows | short | control | planted)
+            command="-m results.schemes ${*:2}" ;;
+        machines)
+            command="-m results.machines ${*:2}" ;;
+    esac
     if grep -qxF -- "$1: $command" "$records/done"; then
         return
     fi
