@@ -671,9 +671,10 @@ class Run(NamedTuple):
     def keep(self, **parts):
         """Add parts and save all as plain values and tensors, which load without running code."""
         self.parts.update(parts)
+        if "example" not in self.parts:
+            self.parts["example"] = example_of(self.config)
         buffer = io.BytesIO()
-        torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts,
-                        example=example_of(self.config)), buffer)
+        torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
 
     def write(self, name, data):
@@ -982,6 +983,7 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
+MOST_WINDOWS = 2 ** 21  # take 3 GB
 # From few lines to all. Where one line is by far the strongest, the others are below the mean.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
@@ -1020,7 +1022,7 @@ def views_of_rows(config, bias_of, source, target, rows):
 
 def collect_windows(config, bias, questions):
     """Read questions, each source (B, S), target (B, T + 1), rows [R], up to a clash -> the Windows
-    that they show to models with this bias(layer, attention, T, N)."""
+    that they show to models with this bias(layer, attention, T, N). Raises: RunFailed."""
     seen, kept = {}, []
     for source, target, rows in questions:
         views = views_of_rows(config, bias, source, target, rows)
@@ -1036,6 +1038,8 @@ def collect_windows(config, bias, questions):
                 why = (f"{decode(source[n])} and {decode(sources[m])} look the same to a row that "
                        f"must write {VOCAB[token]} or {VOCAB[first]}")
                 return Windows(config, bias, seen, kept, clash, why)
+        if len(seen) > MOST_WINDOWS:
+            raise RunFailed(f"there are more than {MOST_WINDOWS:,} windows")
         for n in range(0, len(new), 500):
             kept.append((source[new[n:n + 500]], target[new[n:n + 500]], rows))
     return Windows(config, bias, seen, kept)
@@ -1125,7 +1129,8 @@ def short_questions(config, bias):
         for width in range(least, max(least, widest) + period):
             for row in range(width + 1):
                 columns = questions_of_row(spec, table, width, row, digits, tokens)
-                yield *arrange(spec, columns, config.align), [row]
+                for part in columns.split(2 ** 16):  # few enough for memory
+                    yield *arrange(spec, part, config.align), [row]
 
 def enumerate_windows(config, bias):
     """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
@@ -1139,19 +1144,20 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
     same windows by the model's own bias, in drawn questions of these lengths; INF if a row shows
     another window or a logit is not a number."""
-    config, drift, expected = windows.config, 0.0, dict(zip(windows.seen, logits))
+    config, drift = windows.config, 0.0
+    number = {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
+    def draw(base, length, B):
+        return torch.cat([draw_exact(base, length, B // 2), draw_hard(base, length, B - B // 2)])
     for length in lengths:
         with seeded(config.seed, "drift", length):
-            questions = [draw_questions(config, draw, length, max(1, 100 // length))
-                         for draw in (draw_exact, draw_hard)]
-        source, target = map(torch.cat, zip(*questions))
+            source, target = draw_questions(config, draw, length, max(2, 200 // length))
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
-        if not expected.keys() >= set(seen):
+        if not number.keys() >= set(seen):
             return INF
         difference = model(source, target[:, :-1]).cpu().flatten(0, 1)
-        difference -= torch.stack([expected[window] for window in seen])
+        difference -= logits[[number[window] for window in seen]]
         drift = max(drift, difference.abs().nan_to_num(INF).max().item())
     return drift
 
@@ -1618,7 +1624,7 @@ def build(run):
     run.config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may be longer now
     model = new_model(run, "model", run.config).eval()
     model.load_state_dict(part["weights"])
-    source, target = example_of(run.config)
+    source, target = run.parts["example"]
     logits = model(source, target[:, :-1]).detach().cpu()
     demand(torch.allclose(part.setdefault("logits", logits), logits, atol=MARGIN / 10),
            "the model answers otherwise than when it was trained; has its method changed?")
@@ -1633,7 +1639,7 @@ def read_checkpoint(folder):
         state = torch.load(path, map_location="cpu", weights_only=True)
         demand(VOCAB.startswith(state["vocab"]), f"its symbols are {state['vocab']}")
         config = Config(**state["config"])
-        same = map(torch.equal, state["example"], example_of(config))
+        same = map(torch.equal, state["parts"]["example"], example_of(config))
         demand(all(same), f"{config.task} had other questions or answers")
         return config, state["parts"]
     except Exception as error:

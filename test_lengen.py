@@ -614,9 +614,11 @@ def test_carries_that_settle_late_are_followed_until_then():
     (lambda carry: (carry + 1) % 3, 1,
      "the carries that a place can get do not settle within 100 places"),
     (lambda carry: carry + 1, 1, "more than 1,000 carries can be handed on"),
-    (lambda carry: 0 * carry, 4, "a place leads to more than 9,999 partial questions")])
+    (lambda carry: 0 * carry, 4, "a place leads to more than 9,999 partial questions"),
+    (lambda carry: 0 * carry, 2, "there are more than 1,000 windows")])
 def test_what_cannot_be_enumerated_is_not_proved(monkeypatch, after, offsets, why):
     monkeypatch.setattr(L, "TOO_MANY", 9999)
+    monkeypatch.setattr(L, "MOST_WINDOWS", 1000)
     monkeypatch.setitem(TASKS, "odd", Task("n", lambda carry, a: a + 10 * after(carry)))
     lines = [Line(0, -1, 0, offset, -0.1 * offset, 3.0) for offset in range(offsets)]
     windows = windows_of(one_layer("odd"), lines)
@@ -1212,7 +1214,7 @@ def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path):
     """Values that were derived when the run was made, such as widths, are not derived again."""
     for task in "successor", "multiplication", "consecutive", "addition":
         Run(Config(task), {}, tmp_path).keep(part=1)
-        assert read_checkpoint(tmp_path)[1] == dict(part=1)
+        assert read_checkpoint(tmp_path)[1]["part"] == 1
     for changes in dict(sign="*"), dict(total=TASKS["nx1"].total):
         with patch.dict(TASKS, addition=TASKS["addition"]._replace(**changes)):
             with raises(BadInput, match="addition had other questions or answers"):
