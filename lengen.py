@@ -59,6 +59,7 @@ import re
 import sys
 import time
 import zipfile
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Callable, NamedTuple
@@ -75,6 +76,7 @@ LOG = logging.getLogger("lengen")  # progress at level INFO, the command's error
 RANDOM = random.Random()  # draws integers of any size
 INF = math.inf
 SECONDS = 3  # between progress reports, and between saves, of a training
+UP = "\x1b[F\x1b[K"  # on a terminal, overwrites the line before
 
 class BadInput(ValueError):
     """An error that the user can fix. The command prints one line and exits with 2."""
@@ -400,9 +402,6 @@ def alibi(config, layer, attention, T, S):
     if attention == "self" or config.method == "alibi":
         return alibi_bias(config.n_head, T, S)
 
-def rotary(config, attention, q, k):
-    return rope(q) @ rope(k).mT
-
 class RelativeScores(nn.Module):
     """q k^T plus learned scores of relative positions, for keys and, in "rpe-kq", for queries."""
     def __init__(self, config, attention):
@@ -422,7 +421,8 @@ METHODS = {  # section 5 adds "abc"
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi),
-    "rope": Method("rotated queries and keys, in every attention", scores=rotary, steps_factor=10,
+    "rope": Method("rotated queries and keys, in every attention", steps_factor=10,
+                   scores=lambda config, attention, q, k: rope(q) @ rope(k).mT,
                    defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
@@ -700,7 +700,7 @@ def train(run, model, name, data, windows=None):
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
             state.copy_(kept)
-    saved, done, proof = time.perf_counter(), False, None
+    saved, done, proof, above = time.perf_counter(), False, None, ""
     start = saved - part["seconds"]
     while not done:
         step += 1
@@ -718,7 +718,10 @@ def train(run, model, name, data, windows=None):
                 raise RunFailed(f"the loss is {loss.item()} at step {step} of {name}")
             saved = time.perf_counter()
             seconds = round(saved - start, 2)
-            LOG.info(f"{name}: step {step:,} of {data.steps:,}, loss {loss:.4f}, {seconds:.0f} s")
+            most = seconds / step * data.steps
+            LOG.info(f"{above}{name}: step {step:,} of {data.steps:,}, loss {loss:.4f}, "
+                     f"{seconds:.0f} of at most {most:.0f} s")
+            above = UP if sys.stderr.isatty() else ""
             part = dict(steps=step, seconds=seconds, curve=curve, weights=model.state_dict())
             if not done:
                 part["optimizer"] = optimizer.state
@@ -1099,20 +1102,22 @@ def questions_of_row(spec, table, width, row, digits, tokens):
     whole = [columns for (_, carry), columns in partial.items() if carry == 0 or not spec.headroom]
     return torch.tensor(whole, dtype=torch.int64).view(-1, width, len(spec.operands))
 
-def has_windows(config):
-    """Whether the output of a row depends only on its window, so that a proof is possible."""
+def obstacles(config):
+    """-> what makes a row depend on more than its window, "positions, several layers". Without
+    obstacles, a proof is possible."""
     scheme = config.scheme
-    windowed = scheme.calibrated or scheme.window
-    placed = scheme.scores or scheme.position and not scheme.period
-    return (windowed and not placed and config.rules == "ours" and config.n_layer == 1
-            and not config.n_encoder and not config.spec.label)
+    found = {"positions": scheme.scores or scheme.position and not scheme.period,
+             "keys open at any distance": not scheme.calibrated and not scheme.window,
+             "several layers": config.n_layer > 1, "an encoder": config.n_encoder,
+             "the sources' rules": config.rules != "ours", "a label": config.spec.label}
+    return ", ".join(name for name, present in found.items() if present)
 
 def short_questions(config, bias):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. digits,
     tokens: the places, relative to t, whose digits row t sees and whose tokens it sees or writes: a
     diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
-    if not has_windows(config):
-        raise RunFailed("it needs windows, one layer, our rules; no encoder, positions or label")
+    if obstacles(config):
+        raise RunFailed(f"this run has {obstacles(config)}")
     spec, period, window = config.spec, config.scheme.period or 1, config.scheme.window
     n_single = spec.operands.count("digit")
     if config.scheme.calibrated:
@@ -1147,11 +1152,9 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     config, drift = windows.config, 0.0
     number = {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
-    def draw(base, length, B):
-        return torch.cat([draw_exact(base, length, B // 2), draw_hard(base, length, B - B // 2)])
     for length in lengths:
         with seeded(config.seed, "drift", length):
-            source, target = draw_questions(config, draw, length, max(2, 200 // length))
+            source, target = draw_questions(config, draw_hard, length, max(2, 200 // length))
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
         if not number.keys() >= set(seen):
@@ -1191,9 +1194,9 @@ def prove(model, windows):
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
     answers to a pool of questions. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. Without `has_windows`, all lines at RULES' kappa are kept.
+    enumerated; a clash joins the pool. With `obstacles`, all lines at RULES' kappa are kept.
     Raises: RunFailed."""
-    if not has_windows(config):
+    if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
         return kappa, lines, enumerate_windows(config, make_bias(config, lines))
@@ -1243,8 +1246,9 @@ def learn_abc(run):
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
     unseen = parts["vanilla"]["curve"][-1][2]
-    if unseen < 0.9:
-        LOG.info(f"only {percent(unseen)} of unseen numbers are right; raise --steps")
+    if unseen < 0.9:  # lines of its attention would be chance
+        raise RunFailed(f"the first model is right on only {percent(unseen)} of unseen numbers; "
+                        f"raise --steps, now {config.steps:,}")
     # 2. Its attention is averaged over right answers to 1,000 training questions.
     if "attention" not in parts:
         with seeded(config.seed, "attention"):
@@ -1307,7 +1311,10 @@ def evaluate(model, config):
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
 
 def ask(model, config, question):
-    """A question, "123+748" or "123 + 748" -> "871". Raises: BadInput if it is not the task's."""
+    """A question, "123+748" or "123 + 748" -> "871"; a list -> a list. Raises: BadInput if one is
+    not the task's."""
+    if not isinstance(question, str):
+        return [ask(model, config, each) for each in question]
     operands = [text.strip() for text in question.split(config.spec.sign or None)]
     source, target = example(config.task, *operands, width=config.widths[0], align=config.align)
     text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
@@ -1413,14 +1420,10 @@ def arrange_encoder(config, pairs):
         targets.append(encode(START + str(answer).ljust(n, PAD)))
     return torch.stack(sources), torch.stack(targets)
 
-def draw_integers(config, length):
-    """-> two positive integers, of up to `length` and up to second_digits digits."""
-    second = config.second_digits or length
-    return RANDOM.randrange(1, 10 ** length), RANDOM.randrange(1, 10 ** second)
-
-def draw_encoder_tests(config, length):
-    pairs = [draw_integers(config, length) for _ in range(config.samples)]
-    return dict(random=arrange_encoder(config, pairs))
+def draw_integers(config, lengths):
+    """-> pairs of positive integers, of up to `length` and up to second_digits digits."""
+    return [(RANDOM.randrange(1, 10 ** length),
+             RANDOM.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
 def encoder_data(config, n_short, n_long, steps):
     """n_long long questions and first operands of n_short short ones, whose second is drawn each
@@ -1433,7 +1436,7 @@ def encoder_data(config, n_short, n_long, steps):
         return RANDOM.randrange(10 ** (least - 1), 10 ** length)
     with seeded(config.seed, "examples", n_short, n_long):
         known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
-        known += [draw_integers(config, x) for x in RANDOM.choices(config.prime_lengths, k=n_long)]
+        known += draw_integers(config, RANDOM.choices(config.prime_lengths, k=n_long))
     def batch(step):
         most = config.second_digits or config.train_digits
         pairs = RANDOM.choices(known, k=config.batch)
@@ -1467,25 +1470,30 @@ def learn_encoder(run):
 
 OPTIONS = """
 option           seq2seq     paper   encoder  paper         pairs
+what is learned
 --task           .           .       .        .             .      what to learn, see --list
 --model          .           .       .        .             .      what learns it, see --list
 --preset         'fast'      =       'fast'   =             .      or paper: published sizes
 --seed           0           =       0        =             0      seed of all random draws
 --method         'abc'       =       'rpe-k'  =             .      position scheme, see --list
 --rules          'ours'      'v2'    .        .             .      of ABC: ours, v1, v2, code
+tests
 --lengths        6,10,20,60  =       5,6,10   5,6,10,15,20  5,     lengths to test, e.g. 6,60,1000
 --samples        1000        10000   1000     10000         10000  questions per length
+training
 --steps          None        460000  None     2343750       None   steps of the first training
 --retrain-steps  None        46000   1000     =             .      of retraining or fine-tuning
 --batch          None        512     32       =             None   batch size
 --lr             None        1e-5    3e-3     1e-4          None   peak learning rate
 --dropout        0.0         0.3     0.0      0.1           .      dropout probability
+the model
 --n-encoder      0           1       3        6             .      encoder layers, or passes
 --n-layer        1           6       .        .             .      decoder layers
 --n-head         4           8       4        16            .      attention heads
 --d-model        64          128     64       1024          128    width of the model
 --d-head         .           .       .        .             32     width of queries and keys
 --clip           16          =       None     =             .      largest offset in relative tables
+training numbers
 --width          None        61      None     =             .      digits of a training number
 --train-digits   .           .       5        =             .      most digits in training
 --second-digits  .           .       None     =             .      most digits of the second operand
@@ -1498,6 +1506,7 @@ option           seq2seq     paper   encoder  paper         pairs
 --dummy          .           .       .        .             False  put a dummy token at the start
 """
 COMMAND = """
+the command
 --seeds   1      number of runs, with seeds from --seed on
 --device  None   cuda or cpu, by default cuda if there is one
 --out     None   a new folder, by default in runs/
@@ -1505,6 +1514,7 @@ COMMAND = """
 --ask     ()     ask 123+748 of --from or of the newest finished run
 --json    False  print the record as JSON
 --quiet   False  report no progress
+--require-proof  False  exit with 1 if a run is not proved
 --list    False  print tasks, methods and models
 --help    False  print this, and the resulting values of all options of a run
 """
@@ -1538,8 +1548,11 @@ class Kind(NamedTuple):
     beta: float = 0.999  # of Adam's second moment
     decay: float = 0.0  # Adam's weight decay
 
-ENCODER = Kind(3, ENCODER_TASKS, Transformer, learn_encoder, draw_encoder_tests, settle_encoder,
-               nn.GELU, decay=0.01)
+ENCODER = Kind(
+    3, ENCODER_TASKS, Transformer, learn_encoder,
+    lambda config, length: dict(random=arrange_encoder(
+        config, draw_integers(config, [length] * config.samples))),
+    settle_encoder, nn.GELU, decay=0.01)
 KINDS = {
     "seq2seq": Kind(1, TASKS, Transformer, learn_method, draw_tests, settle_seq2seq, beta=0.98),
     "pairs": Kind(5, PAIRS_TASKS, PairsHead, learn_pairs,
@@ -1583,7 +1596,8 @@ class Config:
     of precedence. Differs: but for the paper preset, they are small and fast. Raises: BadInput."""
     method, preset, n_layer, n_head = None, "fast", 0, 1  # where a kind of model lacks the option
 
-    def __init__(self, task="successor", model=None, **given):
+    def __init__(self, task=None, model=None, **given):
+        task = task or next(iter(KINDS[model].tasks if model in KINDS else TASKS))
         models = [name for name, kind in KINDS.items() if task in kind.tasks]
         known = {name for kind in KINDS.values() for name in kind.tasks}
         model = model or "".join(models[:1])
@@ -1606,7 +1620,7 @@ class Config:
         vars(self).update(values | accepted)
         self.n_vocab = len(VOCAB)
         self.kind.settle(self)
-        n = self.n_head * (1 + (self.scheme.scores is rotary))  # which rotates pairs of channels
+        n = self.n_head * (1 + (self.method == "rope"))  # which rotates pairs of channels
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in values}
         self.given = dict(task=task, model=model) | given
@@ -1651,6 +1665,19 @@ def load(folder):
     demand("proof" in parts, f"{str(folder)!r} is not finished; finish it with --from alone")
     return build(Run(config, parts)), config, parts
 
+def example_as_numbers(run):
+    """-> a question of the run's task and its answer: "1957+2408 -> 4365"."""
+    config, (source, target) = run.config, (tokens[0] for tokens in run.parts["example"])
+    if config.model == "pairs":
+        return f"{source.tolist()} -> {target[1:].tolist()}"
+    question, answer = (decode(x).strip(START + END).replace(PAD, "") for x in (source, target))
+    if config.model != "seq2seq":
+        return f"{question} -> {answer}"
+    if config.align:  # interleaved, after the sign
+        question = question[1::2] + question[0] + question[2::2]
+    text = f"{question} -> {answer[::-1]}"
+    return re.sub(r"\b0+(?=\w)", "", text) if config.spec.headroom else text
+
 def make_record(run, tests):
     parts, device = run.parts, f"cpu, threads: {torch.get_num_threads()}"
     if run.device == "cuda":
@@ -1659,12 +1686,13 @@ def make_record(run, tests):
                 for name, part in parts.items() if "weights" in part}
     proof = dict(parts["proof"])
     return dict(config=run.config.values, torch=torch.__version__, source=SOURCE, device=device,
-                train=training, lines=proof.pop("lines", []), proof=proof,
-                before=parts.get("before"), tests=tests)
+                example=example_as_numbers(run), train=training, lines=proof.pop("lines", []),
+                proof=proof, before=parts.get("before"), tests=tests)
 
 def summary(record):
     config, proof = record["config"], record["proof"]
-    yield f"{config['task']}, {config.get('method', config['model'])}, seed {config['seed']}"
+    method = config.get("method", config["model"])
+    yield f"{config['task']}, {method}, seed {config['seed']}: {record['example']}"
     for name, part in record["train"].items():
         unseen = " ".join(map(percent, part["curve"][-1][2:]))
         yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen or '-'}"
@@ -1674,9 +1702,9 @@ def summary(record):
                f"{name}, block {line['block'] + 1}, offset {line['offset']}, "
                f"bias {line['bias']:.2f}, z {line['z']:.1f}")
     if proof:
-        found = f"{'not proved' if 'margin' in proof else 'no proof'}: {proof['why']}"
-        if "margin" in proof and proof["drift"] is None:
-            found += "; more steps or another seed may help"
+        found = f"no proof attempted: {proof['why']}"
+        if "margin" in proof:
+            found = f"not proved: {proof['why']}; more steps, another seed or more heads may help"
         if proof["proved"]:
             found = (f"exact at every length: right on all {proof['windows']:,} windows, by "
                      f"{proof['margin']:.1f} or more, drift {proof['drift']:.0e}")
@@ -1690,13 +1718,23 @@ def summary(record):
                 share = percent(row["correct"] / row["n"])
                 yield f"{row['digits']:>6}  {share:>6}  {row['set']:<8} {row['n']:8,}"
 
+def over_seeds(records):
+    """-> lines: how many runs are proved, and the median (least - most) of each test."""
+    proved = [record["proof"].get("proved", False) for record in records]
+    yield f"\n{len(records)} seeds, {sum(proved)} proved"
+    for rows in zip(*(record["tests"]["rows"] for record in records)):
+        shares = torch.tensor([row["correct"] / row["n"] for row in rows]).double()
+        least, median, most = map(percent, shares.quantile(torch.tensor([0, 0.5, 1]).double()))
+        yield f"{rows[0]['digits']:>6}  {rows[0]['set']:<8} {median} ({least} - {most})"
+
 def execute(run, options):
-    """Make the missing parts of a run and test it; print and keep its record."""
+    """Make the missing parts of a run and test it; print and keep its record -> the record."""
     config = run.config
-    LOG.info(f"{config.task}, seed {config.seed}, {run.device}, {run.folder or ''}")
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
     run.keep()
+    LOG.info(f"{config.task}, {example_as_numbers(run)}, seed {config.seed}, {run.device}, "
+             f"{run.folder or ''}")
     proof = run.parts.get("proof")
     if proof is None:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
@@ -1710,6 +1748,7 @@ def execute(run, options):
         show(json.dumps(record) if options["json"] else "\n".join(summary(record)))
     finally:  # if printing fails, the record is written; if writing fails, it was printed
         run.write("result.json", json.dumps(record).encode())
+    return record
 
 def make_runs(given, options):
     """-> the run of --from or, for each seed, one in a new folder. Raises: BadInput."""
@@ -1724,9 +1763,9 @@ def make_runs(given, options):
         return
     config = Config(**given)
     seeds = range(config.seed, config.seed + accept("seeds", options["seeds"], 1))
+    now = f"{datetime.now():%y%m%d-%H%M%S-%f}"  # so that names sort by time
     for config in [config.replace(seed=seed) for seed in seeds]:  # checks all
-        name = f"{config.task}-{config.method or config.model}-seed{config.seed}-{time.time_ns()}"
-        folder = Path(options["out"] or f"runs/{name}")
+        folder = Path(options["out"] or f"runs/{now}-{config.task}-{config.method or 'pairs'}")
         if len(seeds) > 1:
             folder /= f"seed{config.seed}"
         with storing("--out"):
@@ -1734,11 +1773,18 @@ def make_runs(given, options):
         yield Run(config, {}, folder, device)
 
 def ask_all(options):
-    folder = options["from"]
-    if folder is None:  # without a run, the error names this pattern
-        runs = Path("runs").rglob("result.json")
-        folder = max(runs, key=os.path.getmtime, default=Path("runs/*/result.json")).parent
-    model, config, _ = load(folder)
+    folders = [options["from"]]
+    if not options["from"]:  # the newest comes first
+        records = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime, reverse=True)
+        folders = [record.parent for record in records] or ["runs"]
+    for folder in folders:
+        try:
+            model, config, _ = load(folder)
+            break
+        except BadInput as error:  # perhaps its method is defined elsewhere
+            if folder == folders[-1]:
+                raise
+            LOG.info(f"skipped: {error}")
     demand(config.model == "seq2seq",
            f"--ask: only encoder-decoders can be asked, not {config.model}")
     LOG.info(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}")
@@ -1762,15 +1808,17 @@ def parse(argv):
     p.add_argument("--ask", nargs="+")  # replaces the one above
     given = vars(p.parse_args(argv and [str(word) for word in argv]))
     demand(not given.keys() & {"from", "ask"} or
-           given.keys() <= {"from", "ask", "lengths", "samples", "device", "json", "quiet", "help"},
-           "--from and --ask take only --lengths, --samples, --device, --json and --quiet")
+           given.keys() <= {"from", "ask", "lengths", "samples", "device", "json", "quiet", "help",
+                           "require_proof"},
+           "--from and --ask take only --lengths, --samples, --device, --json, --quiet, "
+           "--require-proof")
     command = options_of(COMMAND, 1)
     return given, {name: given.pop(name, default) for name, default in command.items()}
 
 def main(argv=None):
     """-> exit code: 0 done, 1 a run failed (other seeds go on), 2 bad input, 130 interrupted."""
     LOG.handlers, LOG.propagate = [logging.StreamHandler()], False
-    code = 0
+    code, go_on = 0, ""
     try:
         given, options = parse(argv)
         LOG.setLevel("ERROR" if options["quiet"] else "INFO")
@@ -1785,14 +1833,20 @@ def main(argv=None):
         elif options["ask"]:
             ask_all(options)
         else:
-            for run in list(make_runs(given, options)):  # all folders are made first
+            records, runs = [], list(make_runs(given, options))  # all folders are made first
+            for run in runs:
+                go_on = f"; go on by --from {run.folder or options['from']}"
                 try:
-                    execute(run, options)
+                    records.append(execute(run, options))
                 except RunFailed as error:
                     code = fail(error, 1)
+            if options["require_proof"] and not all(r["proof"].get("proved") for r in records):
+                code = fail("a run is not proved", 1)
+            if len(records) > 1 and not options["json"]:
+                show("\n".join(over_seeds(records)))
         return code
     except KeyboardInterrupt:
-        return fail("interrupted; resume with --from DIR", 130)
+        return fail(f"interrupted{go_on}", 130)
     except BadInput as error:
         return fail(error, 2)
 

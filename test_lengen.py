@@ -624,12 +624,12 @@ def test_what_cannot_be_enumerated_is_not_proved(monkeypatch, after, offsets, wh
     windows = windows_of(one_layer("odd"), lines)
     assert prove(None, windows) == dict(proved=False, why=why)
 
-@parametrize("options", [
-    dict(task="parity-label"), dict(n_layer=2), dict(n_encoder=1), dict(rules="v1"),
-    dict(method="window"), dict(method="rope")])
-def test_labels_more_layers_positions_and_the_sources_rules_have_no_proof(options):
-    windows = windows_of(one_layer(**options), ())
-    assert windows.why.startswith("it needs windows, one layer")
+@parametrize("options, why", [
+    (dict(task="parity-label"), "a label"), (dict(n_layer=2), "several layers"),
+    (dict(n_encoder=1), "an encoder"), (dict(rules="v1"), "the sources' rules"),
+    (dict(method="rope"), "positions, keys open at any distance")])
+def test_labels_more_layers_positions_and_the_sources_rules_have_no_proof(options, why):
+    assert windows_of(one_layer(**options), ()).why == f"this run has {why}"
 
 def planted(strengths):
     """Attention of n + 1 in which anti-diagonals stand out, by offset."""
@@ -1091,7 +1091,7 @@ def test_questions_of_encoders_are_answered_by_pythons_integers(task, width, mos
     config = encoder(task=task, width=width, lengths=(width,), train_digits=1, modulus=modulus)
     pairs = [(10 ** width - 1, 10 ** width - 1), (7, 3)]
     with seeded("pairs"):
-        pairs += [L.draw_integers(config, width) for _ in range(60)]
+        pairs += L.draw_integers(config, [width] * 60)
     source, target = L.arrange_encoder(config, pairs)
     sign = "*" if task == "multiplication" else "+"
     for (a, b), question, found in zip(pairs, source, target):
@@ -1235,12 +1235,13 @@ def test_a_seed_that_fails_leaves_the_others(command):
     with patch.object(L, "train", failing):
         code, out, lines = command(f"{NOPE} --seeds=3 --out=here")
     assert (code, lines) == (1, ["lengen: why"])
-    assert out.count("tests") == out.count("no proof: it needs windows") == 2
+    assert out.count("tests") == out.count("no proof attempted: this run has") == 2
+    assert "\n2 seeds, 0 proved\n     2  random   0.0% (0.0% - 0.0%)\n" in out
     assert load("here/seed0") and load("here/seed2")
 
 def test_an_interrupted_run_is_finished_from_its_folder(command):
     with patch.object(L, "train", side_effect=KeyboardInterrupt):
-        command(f"{NOPE} --out=run")
+        assert command(f"{NOPE} --out=run")[2] == ["lengen: interrupted; go on by --from run"]
     assert_refused(command("--from=run --ask=1"), "not finished")
     assert_refused(command(f"{SHORT} --out=run"), "File exists")
     assert command(f"--from=run {QUIET}")[0] == 0
@@ -1303,6 +1304,7 @@ def test_the_newest_run_answers_as_pythons_integers_do_after_symbols_were_added(
     os.utime("runs/newer/result.json")
     _, out, _ = command("--ask", answers)
     assert out.split() == list(map(str, answers.values()))
+    assert L.ask(*load("runs/newer")[:2], list(map(str, answers))) == out.split()
 
 @parametrize("arguments, values", [
     ("--from=x --ask=1", dict(steps=350)),
@@ -1328,28 +1330,48 @@ def test_a_record_makes_its_run_again(command, capsys, arguments):
     assert again["tests"]["rows"] == record["tests"]["rows"]
     assert again["train"]["model"]["curve"] == record["train"]["model"]["curve"]
 
-def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained, caplog):
-    for folder, record in trained.values():
+def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained):
+    for task, (folder, record) in trained.items():
         text = "\n".join(L.summary(record))
+        question, answer = re.search(f"{task}, abc, seed 0: (.*) -> (.*)\n", text).groups()
+        numbers = [int(x, TASKS[task].base) for x in re.split(r"\D", question)]
+        assert ANSWERS[task](20, *numbers) == int(answer, TASKS[task].base)
         assert "head 5" not in text
         for words in "exact at every", " 60  100.0%", "  layer 1 ":
             assert words in text
         assert all(row["correct"] == row["n"] for row in record["tests"]["rows"])
     proof = dict(record["proof"], proved=False, why="so", drift=None)
-    found = "\n".join(L.summary(dict(record, proof=proof)))
-    assert "not proved: so; more steps or another seed may help" in found
+    assert any("not proved: so; more steps, another seed or more heads may help" in line
+               for line in L.summary(dict(record, proof=proof)))
     config, parts = read_checkpoint(folder)
     parts["vanilla"]["curve"][-1][2] = 0.6
-    with caplog.at_level("INFO", "lengen"), patch.object(L.LOG, "propagate", True):
+    with raises(RunFailed, match="right on only 60.0% of unseen .* raise --steps, now 300"):
         L.learn_abc(Run(config, parts))
-    assert "only 60.0% of unseen numbers are right; raise --steps" in caplog.text
 
-def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
+def test_a_run_whose_method_changed_is_refused_or_skipped(trained, command, monkeypatch):
     folder, _ = trained["parity"]
     assert command(f"--from={folder} --ask=101")[1] == "011\n"
-    changed = METHODS["abc"]._replace(position=L.sinusoids)
-    monkeypatch.setitem(METHODS, "abc", changed)
+    command(f"{NOPE} --out=runs/nope")
+    monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=L.sinusoids))
     assert_refused(command(f"--from={folder} --ask=101 --quiet"), "has its method changed?")
+    shutil.copytree(folder, "runs/newer")
+    os.utime("runs/newer/result.json")
+    assert re.fullmatch("skipped.*asking runs/nope:.*", " ".join(command("--ask=101")[2]))
+
+def test_on_a_terminal_progress_overwrites_its_line(command, monkeypatch):
+    monkeypatch.setattr(L, "SECONDS", 0)
+    for terminal in False, True:
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+        _, first, *others = command(NOPE.replace("--quiet", ""))[2]
+        assert first.startswith("model: step 1 of 4, loss") and len(others) == 3
+        assert all(line.startswith("\x1b[F\x1b[K") == terminal for line in others)
+
+def test_a_proof_can_be_required_and_a_model_alone_gets_its_first_task(trained, command):
+    proved = f"--from={trained['parity'][0]} --samples=5"
+    for arguments, code, lines in (proved, 0, []), (NOPE, 1, ["lengen: a run is not proved"]):
+        assert command(f"{arguments} {QUIET} --require-proof")[::2] == (code, lines)
+    for model, kind in L.KINDS.items():
+        assert Config(model=model).task == next(iter(kind.tasks))
 
 # README and the scripts in results/, imported late, as they add methods ---------------------------
 
