@@ -472,8 +472,9 @@ def test_attention_is_averaged_over_right_examples_alone(double):
         cross.append(torch.cat([layer.cross_attention.weights for layer in model.decoder]))
     expected = torch.stack(own).mean(0), torch.stack(cross).mean(0)
     assert_close(average_attention(model.train(), source, target), expected)
-    with raises(RunFailed, match="no example"):
-        average_attention(model, source, target[:, [0] * 10])
+    targets = torch.cat([target[:1], target[:, [0] * 10].repeat(30, 1)])  # one is right
+    with raises(RunFailed, match="fewer than 1% of examples"):
+        average_attention(model, source.repeat(31, 1)[:211], targets)
 
 # 6. Proof: what a row sees, told by random weights; every short question, one by one --------------
 
@@ -1250,7 +1251,7 @@ def test_an_interrupted_run_is_finished_from_its_folder(command):
 
 def test_a_finished_run_is_tested_and_proved_again_and_stays_as_it_is(trained, command):
     folder, record = trained["successor"]
-    _, out, _ = command(f"--from={folder} --lengths=30,2100 --samples=20 --json")
+    out = command(f"--from={folder} --lengths=30,2100 --samples=20 --json")[1]
     rows = json.loads(out)["tests"]["rows"]
     assert {row["digits"] for row in rows} == {30, 2100}
     assert all(row["correct"] == row["n"] for row in rows)
@@ -1308,7 +1309,7 @@ def test_the_newest_run_answers_as_pythons_integers_do_after_symbols_were_added(
 
 @parametrize("arguments, values", [
     ("--from=x --ask=1", dict(steps=350)),
-    ("--task=addition --model=encoder", dict(steps=16_000)),
+    ("--model=encoder", dict(steps=16_000)),  # of addition, its first task
     ("--task=addition --model=universal --preset=paper",
      dict(steps=2343750, retrain_steps=1000, width=20))])
 def test_help_names_options_and_their_values(command, arguments, values):
@@ -1336,7 +1337,6 @@ def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained):
         question, answer = re.search(f"{task}, abc, seed 0: (.*) -> (.*)\n", text).groups()
         numbers = [int(x, TASKS[task].base) for x in re.split(r"\D", question)]
         assert ANSWERS[task](20, *numbers) == int(answer, TASKS[task].base)
-        assert "head 5" not in text
         for words in "exact at every", " 60  100.0%", "  layer 1 ":
             assert words in text
         assert all(row["correct"] == row["n"] for row in record["tests"]["rows"])
@@ -1345,8 +1345,10 @@ def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained):
                for line in L.summary(dict(record, proof=proof)))
     config, parts = read_checkpoint(folder)
     parts["vanilla"]["curve"][-1][2] = 0.6
-    with raises(RunFailed, match="right on only 60.0% of unseen .* raise --steps, now 300"):
+    with patch.object(L.LOG, "info") as said:
         L.learn_abc(Run(config, parts))
+    hint = "only 60.0% of unseen numbers are right; raise --steps"
+    assert said.call_args_list[0] == call(hint)
 
 def test_a_run_whose_method_changed_is_refused_or_skipped(trained, command, monkeypatch):
     folder, _ = trained["parity"]
@@ -1363,15 +1365,13 @@ def test_on_a_terminal_progress_overwrites_its_line(command, monkeypatch):
     for terminal in False, True:
         monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
         _, first, *others = command(NOPE.replace("--quiet", ""))[2]
-        assert first.startswith("model: step 1 of 4, loss") and len(others) == 3
-        assert all(line.startswith("\x1b[F\x1b[K") == terminal for line in others)
+        assert first.startswith("model: step 1 of 4, loss")
+        assert [line[:6] == "\x1b[F\x1b[K" for line in others] == [terminal] * 3
 
-def test_a_proof_can_be_required_and_a_model_alone_gets_its_first_task(trained, command):
+def test_a_proof_can_be_required(trained, command):
     proved = f"--from={trained['parity'][0]} --samples=5"
     for arguments, code, lines in (proved, 0, []), (NOPE, 1, ["lengen: a run is not proved"]):
         assert command(f"{arguments} {QUIET} --require-proof")[::2] == (code, lines)
-    for model, kind in L.KINDS.items():
-        assert Config(model=model).task == next(iter(kind.tasks))
 
 # README and the scripts in results/, imported late, as they add methods ---------------------------
 
@@ -1380,10 +1380,10 @@ README = (HERE / "README.md").read_text(encoding="utf-8")
 def test_commands_of_the_readme_and_of_recorded_runs_are_valid():
     from results import schemes  # whose lists are in runs.txt, too
     listed = README + (HERE / "results/runs.txt").read_text()
-    commands = re.findall(r"(?:lengen.py|[a-z]+ [0-9]-[0-9]+) (--.*)", listed)
+    commands = re.findall(r"(?:lengen.py|[a-z]+ [0-9]-[0-9]+) (--[^`\n]*)", listed)
     assert len(commands) > 140 and schemes
     for text in commands:
-        given, options = L.parse(text.split())
+        given, options = L.parse(text.replace("seed N", "seed 7").split())
         assert options["from"] or options["list"] or Config(**given)
 
 def test_scripts_of_the_readme_run_as_printed(tmp_path, trained):
