@@ -4,8 +4,7 @@
 A machine is drawn at random: one or two numbers in base 2 to 4, two or three carries, and a table
 of totals for each carry and column of digits. The final carry is dropped. Its record also says
 whether a window of finitely many places can determine the answers at all, and why a run was
-refused.
-"""
+refused."""
 
 import json
 import random
@@ -14,6 +13,7 @@ from itertools import permutations, product
 
 import torch
 
+sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 def draw(number):

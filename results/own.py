@@ -9,6 +9,7 @@ import sys
 import torch
 from torch import nn
 
+sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 class Model(nn.Module):
@@ -56,6 +57,8 @@ def attentions(model):
 
 def main(task="successor", seed=0, kind=Model):
     """Teach a model of this kind by ABC. Its proof and the rows of its tests are returned."""
+    if task == "--help":
+        return print(sys.modules[kind.__module__].__doc__)
     plain = L.Config(task, method="vanilla", seed=seed, lr=3e-3)
     abc = L.Config(task, method="abc", seed=seed, lr=4e-3, lengths=(6, 10, 20, 60, 150))
     torch.manual_seed(plain.seed)

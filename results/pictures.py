@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: MIT
 """Pictures: python -m results.pictures FOLDER_OR_FILE... [--out DIR]
 
-The folder of a finished run by ABC, of the name RUN, gets
+The folder of a finished run of the name RUN gets, by ABC,
     bias-RUN.png     the averaged attention of its vanilla model, and the bias calibrated from it
     lines-RUN.png    the open keys of all heads for one question, and one window
-and files of records together get
+or else attention-RUN.png (of pairs, pairs-RUN.png), and files of records together get
     accuracy.png     percent exact by length, the median seed in a band from least to most
-Needs matplotlib. By default pictures go to results/.
-"""
+Needs matplotlib. By default pictures go to results/."""
 
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from statistics import median
 
 import torch
 
+sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 from results.report import grouped, percents, read_lines, test_rows
 
@@ -47,6 +47,17 @@ def draw_bias(plt, model, config, parts):
         low = min(bias[bias.isfinite()].min().item(), -0.1)
         heat_maps(grid[2 * n], attention[n][-1], keys, f"averaged {name}-attention", 0, 1)
         heat_maps(grid[2 * n + 1], bias, keys, f"{name} bias (grey: closed)", low, 0)
+    return figure
+
+def draw_attention(plt, model, config):
+    """The attention of the last layer, averaged over questions of six digits."""
+    source, target = config.kind.draw_tests(config, 6)["random"]
+    model(source, target[:, :-1])
+    layer = [*model.encoder, *model.decoder][-1]
+    parts = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
+    figure, grid = plt.subplots(len(parts), config.n_head, squeeze=False, figsize=(11.5, 5))
+    for panels, part, name in zip(grid, parts, ("self", "cross")):
+        heat_maps(panels, part.weights.mean(0), "key", f"averaged {name}-attention", 0, 1)
     return figure
 
 def draw_lines(plt, model, config, parts):
@@ -100,29 +111,30 @@ def draw_accuracy(plt, records):
     return figure
 
 def draw_all(plt, paths):
-    """-> {name: figure}"""
     figures, records = {}, []
     for path in map(Path, paths):
         if not path.is_dir():
             records += read_lines(path)
             continue
         model, config, parts = L.load(path)
-        if config.model == "pairs":
-            with torch.no_grad():
-                figures[f"pairs-{path.name}"] = draw_pairs(plt, model, config)
-            continue
-        if "attention" not in parts:
-            raise L.BadInput(f"{str(path)!r} is no run by ABC")
-        for name, draw in ("bias", draw_bias), ("lines", draw_lines):
-            with L.seeded("picture"), torch.no_grad():
-                figures[f"{name}-{path.name}"] = draw(plt, model, config, parts)
+        run = path.name
+        if run.startswith("seed"):
+            run = f"{path.parent.name}-{run}"
+        with L.seeded("picture"), torch.no_grad():
+            if config.model == "pairs":
+                figures[f"pairs-{run}"] = draw_pairs(plt, model, config)
+            elif "attention" not in parts:
+                figures[f"attention-{run}"] = draw_attention(plt, model, config)
+            else:
+                figures[f"bias-{run}"] = draw_bias(plt, model, config, parts)
+                figures[f"lines-{run}"] = draw_lines(plt, model, config, parts)
     if records:
         figures["accuracy"] = draw_accuracy(plt, records)
     return figures
 
 def main(argv=None):
     parser = L.Parser(prog="pictures", description="Pictures of runs and records.")
-    parser.add_argument("paths", nargs="+", help="folders of runs by ABC, files of records")
+    parser.add_argument("paths", nargs="+", help="folders of runs, files of records")
     parser.add_argument("--out", default="results", help="folder of the pictures")
     try:
         options = parser.parse_args(argv)

@@ -6,8 +6,7 @@ python -m results.report --write         # put tables and lists between their ma
 python -m results.report FILE.jsonl...   # print a table of any records, such as those of run_all.sh
 
 What the READMEs say is in numbers.txt, with fields in braces. "Median (least - most)" is over
-seeds, which are never pooled; percentages are rounded down, so that 100 is all.
-"""
+seeds, which are never pooled; percentages are rounded down, so that 100 is all."""
 
 import json
 import math
@@ -19,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from statistics import mean, median
 
+sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 from results import schemes  # whose methods are in records
 
@@ -188,9 +188,7 @@ def gpu_tests(text):
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
-    "each": each,
-    "tests": gpu_tests, "grade": grade, "share": time_share,
-    "seeds": lambda words: str(len(runs(words))),
+    "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
@@ -209,8 +207,6 @@ def failed_schemes():
 
 def on_runs():
     """-> fields without an argument."""
-    cyclic = runs("methods window-cyclic n_layer=1 n_encoder=0")
-    cyclic = [r for r in cyclic if r["config"]["task"] != "addition"]
     most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
     first = [r for r in load("fresh") if r["proof"]["attempt"] == 1]
     without, machines = runs("pairs dummy=False"), load("machines")
@@ -223,7 +219,6 @@ def on_runs():
     wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
-        "cyclic proved": f"{len(proved(cyclic))} of {len(cyclic)}",
         "failed schemes": failed_schemes(), "first attempts": f"{len(first)} of these 132",
         "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
@@ -288,6 +283,8 @@ def print_records(paths):
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
+    if argv == ["--help"]:
+        return print(__doc__)
     if argv not in ([], ["--write"]):
         try:
             print_records(argv)

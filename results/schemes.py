@@ -4,8 +4,7 @@
 This is the command line of lengen.py with more entries of METHODS, each made from its formula, and
 of RULES. Positions of the source are counted from its end, so that digit i of a number is as far
 from row i at every length; a bias has parameters of its own for keys on either side of
-cross-attention. Source and target share random draws, which are made in training alone.
-"""
+cross-attention. Source and target share random draws, which are made in training alone."""
 
 import math
 import sys
@@ -15,6 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 MOST = 1024  # learned or random positions
