@@ -56,6 +56,7 @@ import math
 import os
 import random
 import re
+import statistics
 import sys
 import time
 import zipfile
@@ -76,7 +77,6 @@ LOG = logging.getLogger("lengen")  # progress at level INFO, the command's error
 RANDOM = random.Random()  # draws integers of any size
 INF = math.inf
 SECONDS = 3  # between progress reports, and between saves, of a training
-UP = "\x1b[F\x1b[K"  # on a terminal, overwrites the line before
 
 class BadInput(ValueError):
     """An error that the user can fix. The command prints one line and exits with 2."""
@@ -723,7 +723,7 @@ def train(run, model, name, data, windows=None):
             most = seconds / step * data.steps
             LOG.info(f"{above}{name}: step {step:,} of {data.steps:,}, loss {loss:.4f}, "
                      f"{seconds:.0f} of at most {most:.0f} s")
-            above = UP if sys.stderr.isatty() else ""
+            above = "\x1b[F\x1b[K" if sys.stderr.isatty() else ""  # overwrites the line
             part = dict(steps=step, seconds=seconds, curve=curve, weights=model.state_dict())
             if not done:
                 part["optimizer"] = optimizer.state
@@ -940,6 +940,8 @@ def calibrate(config, attention, **changes):
     shape = attention[0].shape
     demand(shape[:2] == (config.n_layer, config.n_head),
            f"--n-layer, --n-head: other than those of attention {tuple(shape)}")
+    demand(config.spec.label or shape[2] > config.spec.width,
+           f"an answer has {config.spec.width + 1} rows or more. Got attention {tuple(shape)}.")
     for layer in range(config.n_layer):
         index = layer if config.rules == "ours" else -1
         for name, maps in zip(("self", "cross"), attention):
@@ -1248,9 +1250,6 @@ def learn_abc(run):
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
-    unseen = parts["vanilla"]["curve"][-1][2]
-    if unseen < 0.9:
-        LOG.info(f"only {percent(unseen)} of unseen numbers are right; raise --steps")
     # 2. Its attention is averaged over right answers to 1,000 training questions.
     if "attention" not in parts:
         with seeded(config.seed, "attention"):
@@ -1693,11 +1692,16 @@ def make_record(run, tests):
 
 def summary(record):
     config, proof = record["config"], record["proof"]
-    method = config.get("method", config["model"])
-    yield f"{config['task']}, {method}, seed {config['seed']}: {record['example']}"
+    how = config.get("method", "")
+    if config["model"] != "seq2seq":
+        how += f" {config['model']}"
+    yield f"{config['task']}, {how.strip()}, seed {config['seed']}: {record['example']}"
     for name, part in record["train"].items():
-        unseen = " ".join(map(percent, part["curve"][-1][2:]))
-        yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen or '-'}"
+        unseen, hint = part["curve"][-1][2:], ""
+        if unseen and unseen[0] < 0.9:
+            hint = "; raise --steps"
+        yield (f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen "
+               f"{' '.join(map(percent, unseen)) or '-'}{hint}")
     for line in record["lines"]:
         name = ("vertical", "diagonal", "anti-diagonal")[line["direction"]]  # -1: the last
         yield (f"  layer {line['layer'] + 1} {line['attention']:<5} head {line['head'] + 1}: "
@@ -1723,10 +1727,10 @@ def summary(record):
 def over_seeds(records):
     """-> lines: how many runs are proved, and the median (least - most) of each test."""
     proved = [record["proof"].get("proved", False) for record in records]
-    yield f"\n{len(records)} seeds, {sum(proved)} proved"
+    yield f"\n{len(records)} seeds, {sum(proved)} proved\ndigits  set      median (least - most)"
     for rows in zip(*(record["tests"]["rows"] for record in records)):
-        shares = torch.tensor([row["correct"] / row["n"] for row in rows]).double()
-        least, median, most = map(percent, shares.quantile(torch.tensor([0, 0.5, 1]).double()))
+        shares = [row["correct"] / row["n"] for row in rows]
+        least, median, most = map(percent, (min(shares), statistics.median(shares), max(shares)))
         yield f"{rows[0]['digits']:>6}  {rows[0]['set']:<8} {median} ({least} - {most})"
 
 def execute(run, options):
@@ -1735,8 +1739,8 @@ def execute(run, options):
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
     run.keep()
-    LOG.info(f"{config.task}, {example_as_numbers(run)}, seed {config.seed}, {run.device}, "
-             f"{run.folder or ''}")
+    LOG.info(f"{config.task}, {example_as_numbers(run)}, {config.model}, seed {config.seed}, "
+             f"{run.device}, {run.folder or 'tested again'}")
     proof = run.parts.get("proof")
     if proof is None:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
@@ -1781,7 +1785,7 @@ def ask_all(options):
         folders = [record.parent for record in records] or ["runs"]
     for folder in folders:
         try:
-            model, config, _ = load(folder)
+            model, config, parts = load(folder)
             break
         except BadInput as error:  # perhaps its method is defined elsewhere
             if folder == folders[-1]:
@@ -1789,7 +1793,8 @@ def ask_all(options):
             LOG.info(f"skipped: {error}")
     demand(config.model == "seq2seq",
            f"--ask: only encoder-decoders can be asked, not {config.model}")
-    LOG.info(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}")
+    LOG.info(f"asking {folder}: {config.task} by {config.method}, seed {config.seed}, proved: "
+             f"{parts['proof'].get('proved', False)}")
     for question in options["ask"]:
         show(ask(model, config, question))
 

@@ -21,6 +21,13 @@ class Model(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, len(L.VOCAB)))
         self.bias = None  # later bias(0, "self" or "cross", T, N) -> (4, T, N)
 
+    def use(self, bias):
+        """Attend by this bias alone, without positions, queries and keys; their gradients stay 0."""
+        self.bias = bias
+        for module in attentions(self):
+            module.in_proj_weight.data[:128] = 0
+            module.in_proj_bias.data[:128] = 0
+
     def embed(self, tokens):
         """Tokens (B, T) become vectors (B, T, 64), with positions as long as there is no bias."""
         x = 0.3 * self.embedding(tokens)
@@ -70,10 +77,7 @@ def main(task="successor", seed=0, kind=Model):
     right = L.right_tokens(model, source, target).all(1)
     attention = model.attention(source[right], target[right, :-1])
     _, lines, windows = L.choose_lines(abc, attention)
-    model.bias = L.CalibratedBias(abc, lines)
-    for module in attentions(model):  # without queries and keys; their gradients stay 0
-        module.in_proj_weight.data[:128] = 0
-        module.in_proj_bias.data[:128] = 0
+    model.use(L.CalibratedBias(abc, lines))
     # The model is trained at several widths until it is right on all windows.
     data = L.numbers_data(abc, numbers, 2000, first_training=False)
     proof = L.train(L.Run(abc, {}), model, "abc", data, windows)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Pictures: python -m results.pictures FOLDER_OR_FILE... [--out DIR]
+"""Pictures, by matplotlib: python -m results.pictures FOLDER_OR_FILE... [--out DIR]
 
 The folder of a finished run of the name RUN gets, by ABC,
     bias-RUN.png     the averaged attention of its vanilla model, and the bias calibrated from it
     lines-RUN.png    the open keys of all heads for one question, and one window
 or else attention-RUN.png (of pairs, pairs-RUN.png), and files of records together get
-    accuracy.png     percent exact by length, the median seed in a band from least to most
-Needs matplotlib. By default pictures go to results/."""
+    accuracy.png     percent exact by length, the median seed in a band from least to most"""
 
 import sys
 from pathlib import Path
@@ -135,7 +134,7 @@ def draw_all(plt, paths):
 def main(argv=None):
     parser = L.Parser(prog="pictures", description="Pictures of runs and records.")
     parser.add_argument("paths", nargs="+", help="folders of runs, files of records")
-    parser.add_argument("--out", default="results", help="folder of the pictures")
+    parser.add_argument("--out", default="runs/pictures", help="folder of the pictures")
     try:
         options = parser.parse_args(argv)
         Path(options.out).mkdir(parents=True, exist_ok=True)

@@ -188,6 +188,7 @@ def gpu_tests(text):
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
+    "count": lambda words: str(len(runs(words))),
     "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
@@ -209,9 +210,7 @@ def on_runs():
     """-> fields without an argument."""
     most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
     first = [r for r in load("fresh") if r["proof"]["attempt"] == 1]
-    without, machines = runs("pairs dummy=False"), load("machines")
-    finite = [r for r in machines if r["finite"]]
-    refused = [r for r in machines if not r["finite"] and "failed" in r]
+    without = runs("pairs dummy=False")
     sequences = percents(without, 5)
     labels = [100 * mean(row["places"]) for row in test_rows(without)]
     moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
@@ -225,8 +224,6 @@ def on_runs():
         "other moduli": down(max(percents(moduli, 5))),
         "vanilla places": between([100 * share for share in places[7:20]]),
         "two layers": listed(wide),
-        "finite machines": str(len(finite)),
-        "finite proved": str(len(proved(finite))), "infinite refused": str(len(refused)),
         "drift": f"{max(r['proof']['drift'] for r in load('drift')):.0e}"}
 
 def fill(text):
