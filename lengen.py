@@ -991,7 +991,7 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
-MOST_WINDOWS = 2 ** 21  # take 3 GB
+MOST_WINDOWS = 2 ** 21  # limit on the number of windows, all of which are kept in memory
 # From few lines to all. Where one line is by far the strongest, the others are below the mean.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
@@ -1823,7 +1823,8 @@ def parse(argv):
     return given, {name: given.pop(name, default) for name, default in command.items()}
 
 def main(argv=None):
-    """-> exit code: 0 done, 1 a run failed (other seeds go on), 2 bad input, 130 interrupted."""
+    """-> exit code: 0 done, 1 a run failed (other seeds go on) or lacks a required proof, 2 bad
+    input, 130 interrupted."""
     LOG.handlers, LOG.propagate = [logging.StreamHandler()], False
     code, go_on = 0, ""
     try:
