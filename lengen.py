@@ -101,17 +101,9 @@ def seeded(*names):
         finally:
             RANDOM.setstate(state)
 
-@contextlib.contextmanager
-def storing(what):
-    """Turn an error of the operating system, such as a full disk, into bad input."""
-    try:
-        yield
-    except OSError as error:
-        raise BadInput(f"{what}: {error}") from None
-
 def show(text):
     """Print at once. A closed pipe, as after `| head`, is no error."""
-    with storing("standard output"), contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError):
         print(text, flush=True)
 
 def percent(share):
@@ -661,7 +653,7 @@ def graphed_step(model, optimizer, *batch):
 def example_of(config):
     """-> source, target: questions of a task and their answers, which tell whether it changed."""
     with seeded("example"):
-        return config.kind.draw_tests(Config(**config.values | dict(samples=50)), 4)["random"]
+        return config.kind.draw_tests(config.replace(samples=50), 4)["random"]
 
 class Run(NamedTuple):
     """Parts, such as a model or the proof, are kept, so that a run resumes where it stopped."""
@@ -683,9 +675,8 @@ class Run(NamedTuple):
         """Write a file of the folder, if any, by renaming, so that it is never half-written."""
         if self.folder:
             part = Path(self.folder, f"{name}.{os.getpid()}")  # other processes have another name
-            with storing(self.folder):
-                part.write_bytes(data)
-                part.replace(Path(self.folder, name))
+            part.write_bytes(data)
+            part.replace(Path(self.folder, name))
 
 def train(run, model, name, data, windows=None):
     """Train a model into run.parts[name], or resume there; without "optimizer" it is done. data has
@@ -1246,7 +1237,7 @@ def learn_abc(run):
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
     # 1. A vanilla model learns the training numbers, from random weights. It is never tested.
     # All other values stay; lengths above 2,000 would be refused.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
+    plain = config.replace(method="vanilla", lengths=(6,))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1444,7 +1435,7 @@ def encoder_data(config, n_short, n_long, steps):
         return arrange_encoder(config, [(a, b or draw_short(most)) for a, b in pairs])
     def check(model):
         lengths = config.train_digits, max(config.prime_lengths)
-        test = Config(**config.values | dict(lengths=lengths, samples=200))
+        test = config.replace(lengths=lengths, samples=200)
         return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
     return SimpleNamespace(
         steps=steps, batch=batch, check=check,
@@ -1624,11 +1615,10 @@ class Config:
         n = self.n_head * (1 + (self.method == "rope"))  # which rotates pairs of channels
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in values}
-        self.given = dict(task=task, model=model) | given
 
     def replace(self, **changes):
-        """-> Config of what was given and these changes; of a saved run, all options were given."""
-        return Config(**self.given | changes)
+        """-> Config of the same values but for these changes."""
+        return Config(**self.values | changes)
 
     def __reduce__(self):  # pickles `values` alone, as entries of tables may be functions
         return functools.partial(Config, **self.values), ()
@@ -1774,8 +1764,7 @@ def make_runs(given, options):
         folder = Path(options["out"] or f"runs/{now}-{config.task}-{config.method or 'pairs'}")
         if len(seeds) > 1:
             folder /= f"seed{config.seed}"
-        with storing("--out"):
-            folder.mkdir(parents=True)
+        folder.mkdir(parents=True)
         yield Run(config, {}, folder, device)
 
 def ask_all(options):
@@ -1855,7 +1844,7 @@ def main(argv=None):
         return code
     except KeyboardInterrupt:
         return fail(f"interrupted{go_on}", 130)
-    except BadInput as error:
+    except (BadInput, OSError) as error:  # such as a full disk
         return fail(error, 2)
 
 if __name__ == "__main__":
