@@ -960,17 +960,17 @@ def calibrate(config, attention, **changes):
 #
 # Which numbers show all windows? A row sees places within a span of length `reach`. What is below
 # acts only through the carry that it hands up; what is above must only end in carry 0. From
-# `settled` places above the last place on, the set of carries that can arrive is constant; from
-# `settled` places below the headroom on, so is the set of carries that can end in 0. So all rows
-# farther from both ends see the same at any width:
+# `settled` places above the last place on, the set of carries that can arrive is constant or
+# repeats; from `settled` places below the headroom on, so does the set of carries that can end in
+# 0. If both are constant, all rows farther from both ends see the same at any width:
 #
 #     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
 #
 # N = settled + reach + settled + headroom places have such a row; for addition, carries are {0} in
 # the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5, and training numbers
 # have 7 or more. A row nearer to an end sees what the row at that distance from it sees at N
-# places. So the widths from the training width to N show all windows; if positions repeat after p
-# rows, so that width and row matter modulo p, 2 (p - 1) more widths are read.
+# places. So the widths from the training width to N show all windows; if carries or positions
+# repeat after p places, so that width and row matter modulo p, 2 (p - 1) more widths are read.
 #
 # Induction: if the tokens before row t are right, it sees one of these windows; if the model is
 # right on all of them, so is row t. Hence, in exact arithmetic, greedy decoding is right on numbers
@@ -1038,7 +1038,7 @@ def collect_windows(config, bias, questions):
                        f"must write {VOCAB[token]} or {VOCAB[first]}")
                 return Windows(config, bias, seen, kept, clash, why)
         if len(seen) > MOST_WINDOWS:
-            raise RunFailed(f"there are more than {MOST_WINDOWS:,} windows")
+            raise RunFailed(f"too many windows, over {MOST_WINDOWS:,}; tested only")
         for n in range(0, len(new), 500):
             kept.append((source[new[n:n + 500]], target[new[n:n + 500]], rows))
     return Windows(config, bias, seen, kept)
@@ -1059,18 +1059,20 @@ def follow_carries(spec, singles):
     return table
 
 def places_to_settle(spec, table):
-    """-> `settled`. Raises: RunFailed if there is no such number."""
+    """-> `settled`, and after how many places carries then repeat. Raises: RunFailed."""
     # The carries that arrive n places from the last one, and that can end n below the headroom.
     arrive, can_end = {spec.first}, {carry for carry in table if carry == 0 or not spec.headroom}
+    known = []
     for _ in range(spec.headroom):  # where all digits are zeros
         can_end = {carry for carry, moves in table.items() if moves[0][2] in can_end}
     for n in range(100):
-        before = arrive, can_end
+        if (arrive, can_end) in known:
+            settled = known.index((arrive, can_end))
+            return settled, n - settled
+        known.append((arrive, can_end))
         arrive = {after for carry in arrive for _, _, after in table[carry]}
         can_end = {carry for carry in table for _, _, after in table[carry] if after in can_end}
-        if before == (arrive, can_end):
-            return n
-    raise RunFailed("the carries that a place can get do not settle within 100 places")
+    raise RunFailed("the carries that a place can get do not repeat within 100 places")
 
 def questions_of_row(spec, table, width, row, digits, tokens):
     """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
@@ -1091,7 +1093,7 @@ def questions_of_row(spec, table, width, row, digits, tokens):
                 looks[carry].setdefault((look, after), column)
         for (seen, carry), columns in partial.items():
             if len(partial) * len(looks[carry]) > TOO_MANY:
-                raise RunFailed(f"a place leads to more than {TOO_MANY:,} partial questions")
+                raise RunFailed(f"too many windows, over {TOO_MANY:,} partial ones; tested only")
             for (look, after), column in looks[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
@@ -1114,7 +1116,7 @@ def short_questions(config, bias):
     diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
     if obstacles(config):
         raise RunFailed(f"this run has {obstacles(config)}")
-    spec, period, window = config.spec, config.scheme.period or 1, config.scheme.window
+    spec, window = config.spec, config.scheme.window
     n_single = spec.operands.count("digit")
     if config.scheme.calibrated:
         digits = {x.offset for x in bias.lines if x.attention == "cross" and x.direction == -1}
@@ -1126,7 +1128,9 @@ def short_questions(config, bias):
     reach = max(digits | tokens) - min(digits | tokens) + 1
     for singles in itertools.product(range(spec.base), repeat=n_single):
         table, least = follow_carries(spec, singles), config.widths[0]
-        widest = 2 * places_to_settle(spec, table) + reach + spec.headroom + period - 1
+        settled, repeat = places_to_settle(spec, table)
+        period = math.lcm(config.scheme.period or 1, repeat)
+        widest = 2 * settled + reach + spec.headroom + period - 1
         for width in range(least, max(least, widest) + period):
             for row in range(width + 1):
                 columns = questions_of_row(spec, table, width, row, digits, tokens)

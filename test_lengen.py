@@ -229,8 +229,7 @@ def test_relative_scores_are_the_papers_sums(double):
         assert_close(ours(q, k), q @ k.mT + of_table)
 
 def test_alibi_falls_to_both_sides_with_the_published_slopes():
-    """Those of over eight heads are in the authors' code. A method biases all attention, or only
-    self-attention in the decoder."""
+    """Beyond eight heads, by the authors' code. All attention is biased, or the decoder's own."""
     slopes = [2.0 ** -h for h in range(1, 9)]
     slopes += [0.707107, 0.353553, 0.176777, 0.088388, 0.044194, 0.022097]
     bias = alibi_bias(14, 4, 6)
@@ -558,7 +557,7 @@ def test_windows_are_those_that_all_short_questions_show(narrow, task, method, s
         assert tokens_to_write(model, [drawn]).items() <= tokens.items()
 
 def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatch):
-    """200 of each width that is enumerated and of the next three, or all. Tables make the tasks."""
+    """200 of each width that is enumerated and of the next seven, or all; tasks are tables."""
     monkeypatch.setattr(L, "LIMIT", 4)
     schemes = [METHODS["window-nope"]._replace(window=2), METHODS["window-cyclic"],
                METHODS["abc"], METHODS["abc"]._replace(position=L.sinusoids, period=2)]
@@ -570,6 +569,9 @@ def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatc
         base, n_carry = draw.randint(2, 4 - len(operands)), draw.randint(1, 3)
         operands += ("digit",) * draw.randint(0, 2)
         table = torch.randint(base * n_carry, [n_carry] + [base] * len(operands))
+        if number % 5 == 0:  # carries take turns
+            for carry in range(n_carry):
+                table[carry] = (carry + 1) % n_carry * base + carry % base
         monkeypatch.setitem(TASKS, "random", Task(
             "", lambda *given: table[given], operands, "+", base, headroom=draw.randint(0, 1)))
         monkeypatch.setitem(METHODS, "drawn", schemes[number % 4]._replace(n_width=1))
@@ -578,16 +580,16 @@ def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatc
         def views(source, target, rows):
             found = L.views_of_rows(config, bias, source, target, rows)
             return {view.tobytes() for view in found.flatten(0, 1).numpy()}
-        with contextlib.suppress(RunFailed, BadInput):  # carries that do not settle, no answer
+        with contextlib.suppress(BadInput):  # no answer
             for question in L.short_questions(config, bias):
                 short |= views(*question)
             widest = question[1].shape[1] - 2
-            for width in range(config.widths[0], widest + 4):
+            for width in range(config.widths[0], widest + 8):
                 length = width - config.spec.headroom
                 source, target = draw_questions(config, draw_hard, length, 200)
                 assert views(source, target, range(width + 1)) <= short
             checked += 1
-    assert checked > 25
+    assert checked > 34
 
 @parametrize("task, method, n_line", [
     ("successor", "abc", 3), ("addition", "abc", 3),  # lines, too few
@@ -611,14 +613,14 @@ def test_carries_that_settle_late_are_followed_until_then():
         return (a + carry) % 10 + 10 * torch.where(carry == 0, a, carry - 1)
     for first, places in (9, 10), (0, 8):  # 9 to 0, then all carries; 1 to 9 can end
         spec = Task("carries that fall", fall, first=first)
-        assert L.places_to_settle(spec, L.follow_carries(spec, ())) == places
+        assert L.places_to_settle(spec, L.follow_carries(spec, ())) == (places, 1)
 
 @parametrize("after, offsets, why", [
-    (lambda carry: (carry + 1) % 3, 1,
-     "the carries that a place can get do not settle within 100 places"),
+    (lambda carry: (carry + 1) % 101, 1,
+     "the carries that a place can get do not repeat within 100 places"),
     (lambda carry: carry + 1, 1, "more than 1,000 carries can be handed on"),
-    (lambda carry: 0 * carry, 4, "a place leads to more than 9,999 partial questions"),
-    (lambda carry: 0 * carry, 2, "there are more than 1,000 windows")])
+    (lambda carry: 0 * carry, 4, "too many windows, over 9,999 partial ones; tested only"),
+    (lambda carry: 0 * carry, 2, "too many windows, over 1,000; tested only")])
 def test_what_cannot_be_enumerated_is_not_proved(monkeypatch, after, offsets, why):
     monkeypatch.setattr(L, "TOO_MANY", 9999)
     monkeypatch.setattr(L, "MOST_WINDOWS", 1000)
@@ -1228,9 +1230,8 @@ def test_a_run_that_stops_says_why_in_one_line(command, error, code):
     with patch.object(L, "train", side_effect=error):
         found, _, [line] = command(NOPE)
     assert found == code and "--from" in line
-    with patch.object(L, "train", side_effect=FileNotFoundError):
-        with raises(FileNotFoundError):  # a bug ends in its traceback, if not in our own files
-            command(NOPE)
+    with patch.object(L, "train", side_effect=ZeroDivisionError), raises(ZeroDivisionError):
+        command(NOPE)  # a bug ends in its traceback
 
 def test_a_seed_that_fails_leaves_the_others(command):
     failing = Mock(wraps=L.train, side_effect=[DEFAULT, RunFailed("why"), DEFAULT])
@@ -1408,7 +1409,7 @@ def test_readmes_say_what_the_records_make(monkeypatch, tmp_path):
     assert report.main([]) == 0
     shutil.copytree(HERE / "results", tmp_path / "results")
     monkeypatch.setattr(report, "ROOT", tmp_path)
-    changes = {"(69.4": "README.md", "8.5 to 9.6": "README.md", "| 100 -> ": "results/README.md"}
+    changes = {"(69.4": "README.md", "1 of 10 of a": "README.md", "| 100 -> ": "results/README.md"}
     for number, name in changes.items():
         for page in "README.md", "results/README.md":
             text = (HERE / page).read_text(encoding="utf-8")
