@@ -1386,7 +1386,7 @@ README = (HERE / "README.md").read_text(encoding="utf-8")
 def test_commands_of_the_readme_and_of_recorded_runs_are_valid():
     from results import schemes  # whose lists are in runs.txt, too
     listed = README + (HERE / "results/runs.txt").read_text()
-    commands = re.findall(r"(?:lengen.py|[a-z]+ [0-9]-[0-9]+) (--[^`\n]*)", listed)
+    commands = re.findall(r"(?:lengen.py|[a-z]+ [0-9]-[0-9]+) (--[^`\n>]*)", listed)
     assert len(commands) > 140 and schemes
     for text in commands:
         given, options = L.parse(text.replace("seed N", "seed 7").split())
