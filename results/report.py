@@ -194,8 +194,7 @@ FIELDS = {  # by the first word
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
     "gpu": lambda words: listed(gpu(words), "{:.3g}"),
-    "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}"),
-    "steps": lambda text: between(gpu(f"seconds {text}", 1e3))}
+    "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}")}
 
 def failed_schemes():
     """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
@@ -209,7 +208,6 @@ def failed_schemes():
 def on_runs():
     """-> fields without an argument."""
     most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
-    first = [r for r in load("fresh") if r["proof"]["attempt"] == 1]
     without = runs("pairs dummy=False")
     sequences = percents(without, 5)
     labels = [100 * mean(row["places"]) for row in test_rows(without)]
@@ -218,7 +216,7 @@ def on_runs():
     wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
-        "failed schemes": failed_schemes(), "first attempts": f"{len(first)} of these 132",
+        "failed schemes": failed_schemes(),
         "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
         "other moduli": down(max(percents(moduli, 5))),
