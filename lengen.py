@@ -21,16 +21,16 @@ it exact at every length, in five stages (`learn_abc`, section 7):
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
    it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
    every answer, and continue them to any length as a bias on the attention scores, on the right: 0
-   on the strongest line of a head and direction, on others the difference of their means over all
-   rows, elsewhere -inf (-), which closes a key. Lines stop at the end of the number, here `&`.
+   on the strongest line of a head and direction, on others how far their means over all rows are
+   below its mean, elsewhere -inf (-), which closes a key. Lines stop at the number's end, here `&`.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
 
 Sections 1 to 4 define and train transformers, and 5 to 7 are ABC. They use nothing of consecutive
-pairs (8), encoders (9) and the command line (10) but `config`: each option of a run as an attribute
-(config.lr), all as `values`, and what follows from them: `spec`, `scheme` and `kind`, entries of
-TASKS, METHODS and KINDS (of models), the `widths` of training, and whether to `align` operands.
+pairs (8), encoders (9) and the command line (10) but `config`: the options of a run as attributes
+(config.lr), and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and
+KINDS (of models), the `widths` of training numbers, and whether to `align` operands.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
 vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
@@ -92,8 +92,7 @@ def demand(condition, complaint):
 def seeded(*names):
     """Seed torch and RANDOM by `names`; restore their states on exit. Not for several threads."""
     state = RANDOM.getstate()
-    gpus = range(torch.cuda.is_initialized())  # the first, if it is in use
-    with torch.random.fork_rng(gpus):
+    with torch.random.fork_rng(range(torch.cuda.is_initialized())):  # GPU 0, if it is in use
         RANDOM.seed(repr(names))
         torch.manual_seed(RANDOM.getrandbits(63))
         try:
@@ -145,8 +144,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
-        # `total` gets copies, as it may overwrite what it is given.
-        total = self.total(carry.clone(), *digits.clone().unbind(-1))
+        total = self.total(carry.clone(), *digits.clone().unbind(-1))  # it may overwrite these
         if isinstance(total, tuple):
             return total
         return total % self.base, total // self.base
@@ -213,12 +211,11 @@ def example(task, *operands, width=1, align=False):
                f"{text!r} is not a base-{spec.base} {operand}")
         columns.append(encode(text.rjust(most, "0")).flip(0).expand(width))
     source, target = arrange(spec, torch.stack(columns, 1)[None], align)
-    demand(len(source),
-           f"{' and '.join(operands)} have no answer of {width} digits: {spec.about}")
+    demand(len(source), f"{' and '.join(operands)} have no answer of {width} digits: {spec.about}")
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
-    """-> training, held-out integers, 7 : 1, sorted. Source: v2, App. B. Differs: without 2^20."""
+    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 includes 2^20."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
 
@@ -532,8 +529,7 @@ class Transformer(nn.Module):
             return self.head(self.norm(memory[:, :T]))
         x = self.embed(target, "target")
         for n, layer in enumerate(self.decoder):
-            own, cross = self.bias_of(n, "self", T, T), self.bias_of(n, "cross", T, S)
-            x = layer(x, own, memory, cross)
+            x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
         return self.head(self.norm(x))
 
 @torch.no_grad()
@@ -561,12 +557,12 @@ def generate(model, source, limit):
 # 4. Training: optimizer, step, loop, data ---------------------------------------------------------
 
 class Optimizer:
-    """Muon for the linear weights of layers; Adam, at a quarter of the learning rate, for others.
-    In the paper preset and for pairs, Adam for all. `share`, a fraction of the peak rate, is set
-    before each step. Rates and state are tensors that change in place, as a CUDA graph refers to
-    them. torch.optim would add a second to a run. Source: Jordan et al. 2024 (Muon); Liu et al.
-    2025 (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter
-    2019 (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
+    """Muon for the linear weights of each `Layer`, Adam for others at a quarter of the rate; in the
+    paper preset and without a `Layer`, Adam for all. `share`, a fraction of the peak rate, is set
+    before each step. It and the state are tensors that change in place, as a CUDA graph needs.
+    torch.optim would add a second to a run. Source: Jordan et al. 2024 (Muon); Liu et al. 2025
+    (scaling to the size of Adam's updates); Kingma and Ba 2015 (Adam); Loshchilov and Hutter 2019
+    (weight decay). Differs: the sources use Adam, Jelassi with a decay of 1e-5 to 1e-2."""
     def __init__(self, model, config):
         self.config, matrices = config, set()
         for layer in model.modules():
@@ -679,11 +675,11 @@ class Run(NamedTuple):
             part.replace(Path(self.folder, name))
 
 def train(run, model, name, data, windows=None):
-    """Train a model into run.parts[name], or resume there; without "optimizer" it is done. data has
-    `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step) -> share of the
-    peak rate, and check(model) -> list; the curve gets [step, loss, *check]. With windows, training
-    also ends when the model is proved on them -> the last proof. Raises: RunFailed if the loss is
-    not finite."""
+    """Train a model, or resume training from run.parts[name], which has an "optimizer" until it is
+    finished. data has `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step)
+    -> share of the peak rate, and check(model) -> list; the curve gets [step, loss, *check]. With
+    windows, training also ends when the model is proved on them -> the last proof. Raises:
+    RunFailed if the loss is not finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
@@ -1321,7 +1317,7 @@ def ask(model, config, question):
         return digits[::-1].lstrip("0") or "0"
     return digits[:max(map(len, operands))][::-1]  # one digit for each digit of the question
 
-# 8. Consecutive pairs: one attention head, read in full -----------------------------------------
+# 8. Consecutive pairs: one attention head, read in full -------------------------------------------
 # Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
 # feed-forward; where the source is silent, uniform draws and no positions, norm or residual.
 
