@@ -215,7 +215,7 @@ def example(task, *operands, width=1, align=False):
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
-    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 has 2^20, too."""
+    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 also has 2^20."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
 
@@ -777,19 +777,16 @@ def lines_of(maps, direction):
         maps = maps.flip(2)
     return {n: maps.diagonal(n, 1, 2) for n in range(1 - maps.shape[1], maps.shape[2])}
 
-def columns_of(lines, rows, blocks):
-    """-> {path: columns in these rows (M,)}, -1 outside the block and, in self-attention, later."""
-    columns = {}
-    for path in {line.path for line in lines}:  # a line is often in several heads
-        attention, direction, block, offset = path
-        size, start = blocks[block], sum(blocks[:block])
-        column = offset + abs(direction) * rows
-        if direction < 0:
-            column = size - 1 - column
-        if attention == "self":
-            size = rows + 1
-        columns[path] = torch.where((column >= 0) & (column < size), start + column, -1)
-    return columns
+def columns_of(line, rows, blocks):
+    """-> its columns in these rows (M,); -1 outside the block and, in self-attention, later."""
+    size, start = blocks[line.block], sum(blocks[:line.block])
+    first = line.offset
+    if line.direction < 0:
+        first = size - 1 - first
+    column = first + line.direction * rows
+    if line.attention == "self":
+        size = rows + 1
+    return torch.where((column >= 0) & (column < size), start + column, -1)
 
 EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
 
@@ -797,20 +794,20 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
     """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks: those
     with d_l > mu + kappa * sigma. Their bias is d_l - d_max. d_l is the mean (with total, the sum)
     of line l, and mu, sigma and d_max are its mean, standard deviation and maximum over the L lines
-    of one head in a group, a tuple of directions. Source: v1, Eqs. 1 and 2.
-    ours: only lines that cross more than half of the rows count, as short ones are high by chance,
-    and sigma is multiplied by sqrt(L - 1), the largest possible z: of 16 lines, none reaches the
-    papers' 4. With several blocks, only a block's first column may be a vertical, as others are
-    different places at different widths. Differs: the printed `d_l - d_max > threshold` holds for
-    no positive threshold, so d_l is compared, as in the authors' code. It also leaves out sums of
-    0, counts equal sums once, compares by >=, has the sum as the bias, and opens END in row 0."""
-    parts = attention.split(blocks, 2)
+    of one head in a group, a tuple of directions. With several blocks, only a block's first column
+    may be a vertical, as others are different places at different widths. ours: only lines that
+    cross more than half of the rows count, as short ones are high by chance, and sigma is
+    multiplied by sqrt(L - 1), the largest possible z: of 16 lines, none reaches the papers' 4.
+    Source: v1, Eqs. 1 and 2. Differs: the printed `d_l - d_max > threshold` holds for no positive
+    threshold, so d_l is compared, as in the authors' code. That code also leaves out sums of 0,
+    counts equal sums once, compares by >=, has the sum as the bias, and opens END in row 0."""
     for group in groups:
         values = {}
-        for direction, (block, maps) in itertools.product(group, enumerate(parts)):
-            for offset, x in lines_of(maps, direction).items():  # (H, elements)
-                if not ours or x.shape[1] > attention.shape[1] / 2:
-                    values[direction, block, offset] = x.sum(1) if total else x.mean(1)
+        for direction in group:
+            for block, maps in enumerate(attention.split(blocks, 2)):
+                for offset, x in lines_of(maps, direction).items():  # (H, elements)
+                    if not ours or x.shape[1] > attention.shape[1] / 2:
+                        values[direction, block, offset] = x.sum(1) if total else x.mean(1)
         if not values:
             continue
         d = torch.stack(list(values.values()), 1)  # (H, L)
@@ -820,17 +817,17 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
         bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
         for h, l in (d > threshold).nonzero().tolist():
             line = Line(h, *list(values)[l], bias[h, l].item(), z[h, l].item())
-            if line.direction or line.offset == 0 or len(parts) == 1:
+            if line.direction or line.offset == 0 or len(blocks) == 1:
                 yield line
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
     cross, the greater bias. Rows that see nothing are opened: by our rules at column 0, the same at
     every length; by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
-    columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
-        bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
+        columns = columns_of(line, rows, blocks)[:, None]
+        bias[line.head].masked_fill_(keys == columns, line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
     if rules == "ours":
         empty = empty & (keys == 0)
@@ -891,15 +888,14 @@ class CalibratedBias(nn.Module):
             return bias
 
     def in_pieces(self, layer, attention, T, S, size=None):
-        """Yield pieces of `size` rows: rows, keys, the bias between them. For tests of many rows;
-        the default is the fastest size."""
+        """Yield rows, keys, the bias between them, by default in pieces of the fastest size."""
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
         rules, blocks = self.config.rules, blocks_of(self.config, attention, S)
         keys = torch.arange(S)
         size = size or (2048 if keys.is_cuda else 128)
         for rows in torch.arange(T).split(size):
             if size < T and rules == "ours":  # the keys on lines in these rows, and key 0
-                columns = list(columns_of(lines, rows, blocks).values())
+                columns = [columns_of(line, rows, blocks) for line in lines]
                 keys = torch.cat([rows.new_zeros(1)] + columns).clamp(min=0).unique()
             yield rows, keys, bias_of_lines(lines, self.config.n_head, blocks, rules, rows, keys)
 
@@ -909,8 +905,8 @@ METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias
 @torch.no_grad()
 def average_attention(model, source, target):
     """Attention averaged over right answers: source (B, S), target (B, T + 1) -> self (n_layer, H,
-    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: weights are averaged,
-    not scores, as in the authors' code. Raises: RunFailed if fewer than 1% of the answers are
+    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
+    code, weights are averaged, not scores. Raises: RunFailed if fewer than 1% of the answers are
     right; 1.3% have led to a proof."""
     right = right_tokens(model, source, target).all(1)
     if right.float().mean() < 0.01:
@@ -921,28 +917,28 @@ def average_attention(model, source, target):
     return torch.stack(own).cpu(), torch.stack(cross).cpu()
 
 def calibrate(config, attention, **changes):
-    """Yield the lines of `average_attention`, by RULES but for `changes`: by ours, of each layer;
-    by others, of the last one for all. Source: v2, App. D. Differs: only rows that training fills
-    count (authors' code: 6; papers: all); biases are rounded: finer differences hardly matter."""
-    shape = attention[0].shape
+    """Yield the lines of `average_attention`, by RULES but for `changes`. By ours, each layer has
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: only rows that
+    training fills count (authors' code: 6; papers: all); biases are rounded, to no harm."""
+    shape, filled = tuple(attention[0].shape), config.spec.width + 1
     demand(shape[:2] == (config.n_layer, config.n_head),
-           f"--n-layer, --n-head: other than those of attention {tuple(shape)}")
-    demand(config.spec.label or shape[2] > config.spec.width,
-           f"an answer has {config.spec.width + 1} rows or more. Got attention {tuple(shape)}.")
+           f"--n-layer, --n-head: other than those of attention {shape}")
+    demand(config.spec.label or shape[2] >= filled,
+           f"an answer has {filled} rows or more. Got attention {shape}.")
     for layer in range(config.n_layer):
         index = layer if config.rules == "ours" else -1
         for name, maps in zip(("self", "cross"), attention):
             rule = RULES[config.rules][name] | changes
             blocks = blocks_of(config, name, maps.shape[3])
-            for line in find_lines(maps[index, :, :config.spec.width + 1], blocks, **rule):
+            for line in find_lines(maps[index, :, :filled], blocks, **rule):
                 yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))
 
 # 6. Proof -----------------------------------------------------------------------------------------
 # A model with one decoder layer, no encoder, a calibrated bias or a fixed band, and no positions or
 # repeating ones can be proved exact at every length, as its rows see only finitely many inputs. Row
 # t writes digit t of the answer, the last row END. Its output depends only on its *window*: the
-# token before it and, for each head, how much weight the bias alone gives to each token, as queries
-# and keys add only what depends on these tokens. For `$0129&`, with lines of offsets 0 and -1,
+# token before it and, for each head, the weight that the bias alone gives to each token. What
+# queries and keys add depends on these tokens, too. For `$0129&`, with lines of offsets 0 and -1,
 # which show what stands at place t and below it:
 #
 #     row t                             0       1       2       3       4
@@ -957,13 +953,13 @@ def calibrate(config, attention, **changes):
 # Which numbers show all windows? A row sees places within a span of length `reach`. What is below
 # acts only through the carry that it hands up; what is above must only end in carry 0. From
 # `settled` places above the last place on, the set of carries that can arrive is constant or
-# repeats; from `settled` places below the headroom on, so does the set of carries that can end in
-# 0. If both are constant, all rows farther from both ends see the same at any width:
+# repeats; likewise, from `settled` places below the headroom on, the set of carries that can end
+# in 0. If both are constant, all rows farther from both ends see the same at any width:
 #
-#     highest place: headroom zeros | `settled` places or more | the span | `settled` or more
+#     headroom zeros | `settled` places or more | the span | `settled` places or more
 #
-# N = settled + reach + settled + headroom places have such a row; for addition, carries are {0} in
-# the last place and {0, 1} from the next one on, so N is 1 + 2 + 1 + 1 = 5, and training numbers
+# N = headroom + settled + reach + settled places have such a row; for addition, carries are {0} in
+# the last place and {0, 1} from the next one on, so N is 1 + 1 + 2 + 1 = 5, and training numbers
 # have 7 or more. A row nearer to an end sees what the row at that distance from it sees at N
 # places. So the widths from the training width to N show all windows; if carries or positions
 # repeat after p places, so that width and row matter modulo p, 2 (p - 1) more widths are read.
@@ -979,13 +975,13 @@ def calibrate(config, attention, **changes):
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
 MOST_WINDOWS = 2 ** 21  # limit on the number of windows, all of which are kept in memory
-# From few lines to all. Where one line is by far the strongest, the others are below the mean.
+# From few lines to all. If one line is very strong, all others are below the mean, kappa = 0.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 class Windows(NamedTuple):
     """seen: window -> the token to write, where it was seen first. questions: those that showed
     them, in the same order, in chunks of source (B, S), target (B, T + 1), rows. clash: two that
-    look alike to a row that must write different tokens. why: the reason if there is no proof."""
+    look the same to a row but need different tokens. why: the reason if there can be no proof."""
     config: object
     bias: Callable  # whose windows these are
     seen: dict
@@ -1035,8 +1031,9 @@ def collect_windows(config, bias, questions):
                 return Windows(config, bias, seen, kept, clash, why)
         if len(seen) > MOST_WINDOWS:
             raise RunFailed(f"too many windows, over {MOST_WINDOWS:,}; tested only")
-        for n in range(0, len(new), 500):
-            kept.append((source[new[n:n + 500]], target[new[n:n + 500]], rows))
+        for start in range(0, len(new), 500):
+            chunk = new[start:start + 500]
+            kept.append((source[chunk], target[chunk], rows))
     return Windows(config, bias, seen, kept)
 
 def follow_carries(spec, singles):
@@ -1062,19 +1059,19 @@ def places_to_settle(spec, table):
     for _ in range(spec.headroom):  # where all digits are zeros
         can_end = {carry for carry, moves in table.items() if moves[0][2] in can_end}
     for n in range(100):
-        if (arrive, can_end) in known:
-            settled = known.index((arrive, can_end))
+        state = arrive, can_end
+        if state in known:
+            settled = known.index(state)
             return settled, n - settled
-        known.append((arrive, can_end))
+        known.append(state)
         arrive = {after for carry in arrive for _, _, after in table[carry]}
         can_end = {carry for carry in table for _, _, after in table[carry] if after in can_end}
     raise RunFailed("the carries that a place can get do not repeat within 100 places")
 
 def questions_of_row(spec, table, width, row, digits, tokens):
-    """-> digits (B, W, n) of questions that show all windows of a row that sees the digits and the
-    tokens at these places, sets relative to the row. Partial questions grow from the last place up;
-    of those that look the same to the row and hand on the same carry, one is kept. Raises:
-    RunFailed."""
+    """-> digits (B, W, n) of questions, some invalid, that show all windows of a row that sees the
+    digits and tokens at these places, relative to it. Partial questions grow from the last place
+    up; of those that look the same to it and hand on one carry, one stays. Raises: RunFailed."""
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
     for place in range(width):
         extended, looks = {}, {}  # carry -> {(what the row sees here, next carry): digits}
@@ -1093,12 +1090,10 @@ def questions_of_row(spec, table, width, row, digits, tokens):
             for (look, after), column in looks[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
-    whole = [columns for (_, carry), columns in partial.items() if carry == 0 or not spec.headroom]
-    return torch.tensor(whole, dtype=torch.int64).view(-1, width, len(spec.operands))
+    return torch.tensor(list(partial.values()))
 
 def obstacles(config):
-    """-> what makes a row depend on more than its window, "positions, several layers". Without
-    obstacles, a proof is possible."""
+    """-> what rules out a proof, as rows depend on more than windows: "positions, an encoder"."""
     scheme = config.scheme
     found = {"positions": scheme.scores or scheme.position and not scheme.period,
              "keys open at any distance": not scheme.calibrated and not scheme.window,
@@ -1140,7 +1135,6 @@ def enumerate_windows(config, bias):
     except RunFailed as error:
         return Windows(config, bias, {}, [], why=str(error))
 
-@torch.no_grad()
 def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
     same windows by the model's own bias, in drawn questions of these lengths; INF if a row shows
@@ -1153,7 +1147,7 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
             source, target = draw_questions(config, draw_hard, length, max(2, 200 // length))
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
-        if not number.keys() >= set(seen):
+        if set(seen) - number.keys():
             return INF
         difference = model(source, target[:, :-1]).cpu().flatten(0, 1)
         difference -= logits[[number[window] for window in seen]]
@@ -1162,10 +1156,10 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows", "margin" and, if all are right,
-    "drift". margin: the least lead, in logits, of a right token, less the excess of a thousandth of
-    the largest logit over MARGIN. Proved if it is MARGIN or more, and the drift below MARGIN / 10.
-    The model is left in evaluation mode."""
+    """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
+    all are right. margin: the least lead, in logits, of a right token, less the excess of a
+    thousandth of the largest logit over MARGIN. Proved if it is MARGIN or more, and the drift below
+    MARGIN / 10. The model is left in evaluation mode."""
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
@@ -1190,8 +1184,7 @@ def prove(model, windows):
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
     answers to a pool of questions. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. With `obstacles`, all lines at RULES' kappa are kept.
-    Raises: RunFailed."""
+    enumerated; a clash joins the pool. With `obstacles`, RULES open lines. Raises: RunFailed."""
     if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
@@ -1205,11 +1198,12 @@ def choose_lines(config, attention):
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
         strongest_first = sorted(opened, key=lambda line: -line.z)
+        paths = dict.fromkeys(line.path for line in strongest_first)
         while not clashes(opened):
             lines = opened
             # The weakest is dropped first, from all heads at once. The main diagonal of
             # self-attention stays: it adds nothing to a window, but speeds up training.
-            for path in reversed(dict.fromkeys(line.path for line in strongest_first)):
+            for path in reversed(paths):
                 fewer = [line for line in lines if line.path != path]
                 if path != ("self", 1, 0, 0) and not clashes(fewer):
                     lines = fewer
@@ -1235,8 +1229,7 @@ def learn_abc(run):
     `numbers_data`: kappa falls until windows determine the answer; lines are few; retraining starts
     from the vanilla model with zero queries and keys, and ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
-    # 1. A vanilla model learns the training numbers, from random weights. It is never tested.
-    # All other values stay; lengths above 2,000 would be refused.
+    # 1. A vanilla model learns from random weights. It is not tested; `lengths` may be too long.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
