@@ -215,7 +215,7 @@ def example(task, *operands, width=1, align=False):
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
-    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 also has 2^20."""
+    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 has 2^20."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
 
