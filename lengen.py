@@ -661,8 +661,6 @@ class Run(NamedTuple):
     def keep(self, **parts):
         """Add parts and save all as plain values and tensors, which load without running code."""
         self.parts.update(parts)
-        if "example" not in self.parts:
-            self.parts["example"] = example_of(self.config)
         buffer = io.BytesIO()
         torch.save(dict(config=self.config.values, vocab=VOCAB, parts=self.parts), buffer)
         self.write("checkpoint.pt", buffer.getvalue())
@@ -1086,7 +1084,7 @@ def questions_of_row(spec, table, width, row, digits, tokens):
                 looks[carry].setdefault((look, after), column)
         for (seen, carry), columns in partial.items():
             if len(partial) * len(looks[carry]) > TOO_MANY:
-                raise RunFailed(f"too many windows, over {TOO_MANY:,} partial ones; tested only")
+                raise RunFailed(f"too many windows to list, over {TOO_MANY:,} cases; tested only")
             for (look, after), column in looks[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
@@ -1721,6 +1719,7 @@ def execute(run, options):
     config = run.config
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
+    run.parts.setdefault("example", example_of(config))
     run.keep()
     LOG.info(f"{config.task}, {example_as_numbers(run)}, {config.model}, seed {config.seed}, "
              f"{run.device}, {run.folder or 'tested again'}")

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tests of lengen.py, in its order. Oracles: Python's integers, torch's layers and optimizers,
-published numbers, the papers' formulas as loops, every short question one by one."""
+"""Tests of lengen.py, in its order. Oracles: torch, published numbers, loops, every question."""
 
 import contextlib
 import copy
@@ -619,7 +618,7 @@ def test_carries_that_settle_late_are_followed_until_then():
     (lambda carry: (carry + 1) % 101, 1,
      "the carries that a place can get do not repeat within 100 places"),
     (lambda carry: carry + 1, 1, "more than 1,000 carries can be handed on"),
-    (lambda carry: 0 * carry, 4, "too many windows, over 9,999 partial ones; tested only"),
+    (lambda carry: 0 * carry, 4, "too many windows to list, over 9,999 cases; tested only"),
     (lambda carry: 0 * carry, 2, "too many windows, over 1,000; tested only")])
 def test_what_cannot_be_enumerated_is_not_proved(monkeypatch, after, offsets, why):
     monkeypatch.setattr(L, "TOO_MANY", 9999)
@@ -701,8 +700,7 @@ def test_the_proof_of_a_model_agrees_with_every_question_of_three_digits(trained
     assert min(found[True], found[False], found["wrong"]) >= 4
 
 def test_a_proof_looks_at_longer_questions(trained):
-    """Other pieces, a bias that depends on the length or is another one at odd lengths, other
-    weights and NaN are seen."""
+    """Other pieces, weights or NaN, a bias of the length or another at odd lengths are seen."""
     model, config, _ = load(trained["successor"][0])
     windows = enumerate_windows(config, model.bias)
     logits = torch.cat([model(source, target[:, :-1])[:, row].detach()
@@ -880,7 +878,7 @@ def numbers_of(source):
 def abc_run(trained, names, more={}, **options):
     """-> the run, with these parts of the trained one and more, and the proof in which it ends."""
     config, parts = read_checkpoint(trained["successor"][0])
-    given = {name: parts[name] for name in names} | more
+    given = {name: parts[name] for name in names + ["example"]} | more
     run = Run(config.replace(**options), given)
     return run, L.learn_abc(run)
 
@@ -948,6 +946,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch, k
     learn, config = L.learn_abc, config.replace(steps=6, **options)
     if kind == "encoder":
         learn, config = L.learn_encoder, encoder(batch=8, steps=9, finetune=6, **options)
+    parts["example"] = L.example_of(config)
     whole = Run(config, dict(parts))
     learn(whole)
     for kills in count():
@@ -1217,7 +1216,8 @@ def test_a_damaged_checkpoint_costs_one_line(trained, command, change, bit):
 def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path):
     """Values that were derived when the run was made, such as widths, are not derived again."""
     for task in "successor", "multiplication", "consecutive", "addition":
-        Run(Config(task), {}, tmp_path).keep(part=1)
+        config = Config(task)
+        Run(config, {}, tmp_path).keep(example=L.example_of(config), part=1)
         assert read_checkpoint(tmp_path)[1]["part"] == 1
     for changes in dict(sign="*"), dict(total=TASKS["nx1"].total):
         with patch.dict(TASKS, addition=TASKS["addition"]._replace(**changes)):
