@@ -144,7 +144,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
-        total = self.total(carry.clone(), *digits.clone().unbind(-1))  # it may overwrite these
+        total = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may overwrite
         if isinstance(total, tuple):
             return total
         return total % self.base, total // self.base
@@ -775,16 +775,19 @@ def lines_of(maps, direction):
         maps = maps.flip(2)
     return {n: maps.diagonal(n, 1, 2) for n in range(1 - maps.shape[1], maps.shape[2])}
 
-def columns_of(line, rows, blocks):
-    """-> its columns in these rows (M,); -1 outside the block and, in self-attention, later."""
-    size, start = blocks[line.block], sum(blocks[:line.block])
-    first = line.offset
-    if line.direction < 0:
-        first = size - 1 - first
-    column = first + line.direction * rows
-    if line.attention == "self":
-        size = rows + 1
-    return torch.where((column >= 0) & (column < size), start + column, -1)
+def columns_of(lines, rows, blocks):
+    """-> {path: columns in these rows (M,)}, -1 outside the block and, in self-attention, later."""
+    columns = {}
+    for path in {line.path for line in lines}:  # a line is often in several heads
+        attention, direction, block, offset = path
+        size, start = blocks[block], sum(blocks[:block])
+        column = offset + abs(direction) * rows
+        if direction < 0:
+            column = size - 1 - column
+        if attention == "self":
+            size = rows + 1
+        columns[path] = torch.where((column >= 0) & (column < size), start + column, -1)
+    return columns
 
 EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
 
@@ -822,10 +825,10 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
     cross, the greater bias. Rows that see nothing are opened: by our rules at column 0, the same at
     every length; by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
+    columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
-        columns = columns_of(line, rows, blocks)[:, None]
-        bias[line.head].masked_fill_(keys == columns, line.bias)
+        bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
     if rules == "ours":
         empty = empty & (keys == 0)
@@ -893,7 +896,7 @@ class CalibratedBias(nn.Module):
         size = size or (2048 if keys.is_cuda else 128)
         for rows in torch.arange(T).split(size):
             if size < T and rules == "ours":  # the keys on lines in these rows, and key 0
-                columns = [columns_of(line, rows, blocks) for line in lines]
+                columns = list(columns_of(lines, rows, blocks).values())
                 keys = torch.cat([rows.new_zeros(1)] + columns).clamp(min=0).unique()
             yield rows, keys, bias_of_lines(lines, self.config.n_head, blocks, rules, rows, keys)
 
@@ -917,7 +920,7 @@ def average_attention(model, source, target):
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES but for `changes`. By ours, each layer has
     its own; by others, all have those of the last. Source: v2, App. D. Differs: only rows that
-    training fills count (authors' code: 6; papers: all); biases are rounded, to no harm."""
+    training fills count (authors' code: 6; papers: all); biases are rounded to two decimals."""
     shape, filled = tuple(attention[0].shape), config.spec.width + 1
     demand(shape[:2] == (config.n_layer, config.n_head),
            f"--n-layer, --n-head: other than those of attention {shape}")
@@ -1182,7 +1185,8 @@ def prove(model, windows):
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
     answers to a pool of questions. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. With `obstacles`, RULES open lines. Raises: RunFailed."""
+    enumerated; a clash joins the pool. With `obstacles`, all lines at RULES' kappa are kept.
+    Raises: RunFailed."""
     if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
@@ -1227,7 +1231,8 @@ def learn_abc(run):
     `numbers_data`: kappa falls until windows determine the answer; lines are few; retraining starts
     from the vanilla model with zero queries and keys, and ends with the proof."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
-    # 1. A vanilla model learns from random weights. It is not tested; `lengths` may be too long.
+    # 1. A vanilla model learns, from random weights. It is never tested: it would refuse lengths
+    # above 2,000.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1350,7 +1355,7 @@ def learn_pairs(run):
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last: places align only at equal length. + and * replace four signs.
+# highest digit first, padding last: places align only at equal length. Differs: 2 of 4 signs.
 
 class EncoderTask(NamedTuple):
     about: str
@@ -1375,15 +1380,14 @@ ENCODER_TASKS = {
 }
 
 def settle_encoder(config):
-    """Derive and check options of an encoder. Its answers have 2W + 1 tokens or fewer."""
+    """Derive and check options of an encoder. Answers fit into the 2W + 1 tokens of a question."""
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
     needed = max(*config.lengths, *config.prime_lengths, config.train_digits,
                  config.second_digits or 1, len(str(config.modulus or 1)) // 2)
     # Differs: two more, so that PAD follows even the longest tested numbers, as in training.
-    config.width = config.width or needed + 2 * (config.preset == "fast")
-    config.clip = config.clip or 2 * config.width
-    demand(needed <= config.width <= 2000,
-           f"--lengths or others need --width {needed} to 2,000, not {config.width}")
+    config.width = W = config.width or needed + 2 * (config.preset == "fast")
+    config.clip = config.clip or 2 * W
+    demand(needed <= W <= 2000, f"--lengths or others need --width {needed} to 2,000, not {W}")
     demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.window,
            f"--method: {config.method} needs a decoder")
     demand(config.prime <= config.examples, f"--prime: {config.prime} is more than --examples")
@@ -1404,14 +1408,14 @@ def arrange_encoder(config, pairs):
     return torch.stack(sources), torch.stack(targets)
 
 def draw_integers(config, lengths):
-    """-> pairs of positive integers, of up to `length` and up to second_digits digits."""
+    """-> pairs of positive integers, of up to `length` and of up to second_digits digits."""
     return [(RANDOM.randrange(1, 10 ** length),
              RANDOM.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
 def encoder_data(config, n_short, n_long, steps):
-    """n_long long questions and first operands of n_short short ones, whose second is drawn each
-    time. The curve tests new questions of train_digits and of the longest prime_lengths (Figs. 3b,
-    4d). Differs: 100 warm-up steps; draws with replacement; uniform short lengths if fast."""
+    """n_short first operands, whose second is drawn at each use, and n_long long questions. The
+    curve tests train_digits and the longest prime_lengths (Figs. 3b, 4d). Differs: 100 warm-up
+    steps; draws with replacement; in the fast preset, lengths of short operands are uniform."""
     def draw_short(length):
         least = 1
         if config.preset == "fast":
@@ -1425,17 +1429,15 @@ def encoder_data(config, n_short, n_long, steps):
         pairs = RANDOM.choices(known, k=config.batch)
         return arrange_encoder(config, [(a, b or draw_short(most)) for a, b in pairs])
     def check(model):
-        lengths = config.train_digits, max(config.prime_lengths)
-        test = config.replace(lengths=lengths, samples=200)
+        test = config.replace(lengths=(config.train_digits, max(config.prime_lengths)), samples=200)
         return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
     return SimpleNamespace(
         steps=steps, batch=batch, check=check,
         rate=lambda step: min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2)
 
 def learn_encoder(run):
-    """Train on short and, with --prime, a few long questions; --finetune on long ones alone."""
-    config = run.config
-    model = new_model(run, "model", config)
+    """Train on short and, by --prime, a few long questions; then, by --finetune, on long ones."""
+    config, model = run.config, new_model(run, "model", run.config)
     data = encoder_data(config, config.examples - config.prime, config.prime, config.steps)
     if config.finetune:
         train(run, model, "short numbers", data)
@@ -1444,8 +1446,8 @@ def learn_encoder(run):
     train(run, model, "model", data)
 
 # 10. Options, checkpoints, command line -----------------------------------------------------------
-# Defaults of a run by kind of model (universal: as encoder) and preset (=: the same). None: taken
-# from the task or derived; a dot: no such option. The paper presets are those of v2, App. B and D,
+# Defaults of a run by kind of model (universal: as encoder) and preset (=: the same). None: from
+# the task, derived or off; a dot: no such option. The paper presets are those of v2, App. B and D,
 # with batch, steps and width of its code for addition and a tenth of the steps for retraining, and
 # of Jelassi, Sec. 2.2 (15,000 epochs of 5,000 examples; multiplication needs --second-digits 3).
 # Differs: v2 tests parity at 200 bits; Jelassi's models have HuggingFace's defaults, for ALBERT no
@@ -1504,18 +1506,17 @@ the command
 CHOICES = dict(preset=("fast", "paper"), method=METHODS, rules=RULES, dummy=(False, True))
 
 def settle_seq2seq(config):
-    """Derive and check options of an encoder-decoder."""
-    spec, scheme, digits = config.spec, config.scheme, VOCAB.index("+")
-    signs = re.findall(rf"[^\d{START}{END}{PAD}]", VOCAB)
+    """Derive and check options of an encoder-decoder, such as `widths` of training numbers."""
+    spec, scheme = config.spec, config.scheme
+    digits, least = VOCAB.index("+"), spec.width
+    signs = re.findall(f"[^{START}{END}{PAD}]", VOCAB[digits:])
     demand(re.fullmatch("number( number)*( digit)*", " ".join(spec.operands))
            and (len(spec.operands) == 1 or spec.sign in signs) and 2 <= spec.base <= digits,
            f"--task: {config.task} needs a base of 2 to {digits}, operands that are numbers, then "
            f"digits, and between them a sign of {signs}")
     config.align = scheme.window > 0 and len(spec.operands) == 2
-    widths = range(spec.width, spec.width + scheme.n_width)
-    config.widths = [config.width] if config.width else widths  # of training numbers
-    demand(spec.width <= max(config.widths) <= 2000,
-           f"--width: {config.width} is not {spec.width} to 2,000")
+    config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
+    demand(least <= max(config.widths) <= 2000, f"--width: {config.width} is not {least} to 2,000")
     if config.n_encoder or config.rules != "ours" or not scheme.calibrated:
         demand(max(config.lengths) <= 2000,
                "--lengths: more than 2,000 needs ABC by our rules without an encoder")
@@ -1524,25 +1525,24 @@ class Kind(NamedTuple):
     column: int  # index of its column in OPTIONS; the next one is that of the paper preset
     tasks: dict
     model: Callable
-    learn: Callable  # run -> proof, None if there can be none; by ABC it is learn_abc
+    learn: Callable  # run -> proof, None if there can be none; not used by ABC
     draw_tests: Callable  # config, length -> {name: (source, target)}
     settle: Callable = lambda config: None  # derives and checks options
     activation: Callable = nn.ReLU
     beta: float = 0.999  # of Adam's second moment
     decay: float = 0.0  # Adam's weight decay
 
-ENCODER = Kind(
-    3, ENCODER_TASKS, Transformer, learn_encoder,
-    lambda config, length: dict(random=arrange_encoder(
-        config, draw_integers(config, [length] * config.samples))),
-    settle_encoder, nn.GELU, decay=0.01)
 KINDS = {
     "seq2seq": Kind(1, TASKS, Transformer, learn_method, draw_tests, settle_seq2seq, beta=0.98),
     "pairs": Kind(5, PAIRS_TASKS, PairsHead, learn_pairs,
                   lambda config, length: dict(random=draw_pairs(config, config.samples, length))),
-    "universal": ENCODER,  # it repeats one layer; first, so the default for tasks of encoders alone
-    "encoder": ENCODER,
 }
+# The first of these, which repeats one layer, is the default for tasks of encoders alone.
+KINDS["universal"] = KINDS["encoder"] = Kind(
+    3, ENCODER_TASKS, Transformer, learn_encoder,
+    lambda config, length: dict(random=arrange_encoder(
+        config, draw_integers(config, [length] * config.samples))),
+    settle_encoder, nn.GELU, decay=0.01)
 
 def options_of(text, column):
     """-> {option: default}, from this column of a text."""
@@ -1554,9 +1554,10 @@ def options_of(text, column):
     return options
 
 def accept(name, value, default):
-    """A value of an option, or its text, e.g. "5,6" -> a plain value of the default's type: text or
-    bool, fraction up to 1, integer of 1 (or a default of 0) to 10^9, or tuple. Raises: BadInput."""
-    flag = "--" + name.replace("_", "-")
+    """A value of an option, or its text, such as "5,6" -> a plain value of its default's type, for
+    None an integer. Fractions are 0 to 1, integers 1 (or a default of 0) to 10^9. Raises:
+    BadInput."""
+    flag = f"--{name.replace('_', '-')}"
     if name in CHOICES:
         choices = list(CHOICES[name])
         demand(value in choices, f"{flag}: {value!r} is none of {choices}")
@@ -1582,23 +1583,21 @@ class Config:
     def __init__(self, task=None, model=None, **given):
         task = task or next(iter(KINDS[model].tasks if model in KINDS else TASKS))
         models = [name for name, kind in KINDS.items() if task in kind.tasks]
-        known = {name for kind in KINDS.values() for name in kind.tasks}
-        model = model or "".join(models[:1])
-        demand(models, f"--task: {task!r} is none of {sorted(known)}")
+        demand(models, f"--task: {task!r} is none of {sorted(TASKS | PAIRS_TASKS | ENCODER_TASKS)}")
+        model = model or models[0]
         demand(model in models, f"--model: {task} is learned by {', '.join(models)}")
         self.kind, self.spec = KINDS[model], KINDS[model].tasks[task]
         values = dict(task=str(task), model=str(model)) | options_of(OPTIONS, self.kind.column)
-        for name in given:
-            flag = "--" + name.replace("_", "-")
-            demand(name in values, f"{flag}: not an option of {task}, {model}")
-        self.scheme = METHODS.get(str(given.get("method") or values.get("method")), Method(""))
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
+        for name in given:
+            demand(name in values, f"--{name.replace('_', '-')}: not an option of {task}, {model}")
+        accepted = {name: accept(name, value, values[name])
+                    for name, value in given.items() if value is not None}
+        self.scheme = METHODS.get((values | accepted).get("method"), Method(""))
         if model == "seq2seq":
             values["steps"] *= self.scheme.steps_factor
             values |= self.scheme.defaults or {}
-        accepted = {name: accept(name, value, values[name])
-                    for name, value in given.items() if value is not None}
-        if given.get("preset") == "paper":
+        if accepted.get("preset") == "paper":
             values |= options_of(OPTIONS, self.kind.column + 1)
         vars(self).update(values | accepted)
         self.n_vocab = len(VOCAB)
@@ -1615,7 +1614,7 @@ class Config:
         return functools.partial(Config, **self.values), ()
 
 def build(run):
-    """-> the trained model of a run, in evaluation mode. Raises: BadInput if it has changed."""
+    """-> the trained model of a run, in evaluation mode. Raises: BadInput if its method changed."""
     part = run.parts["model"]
     run.config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may be longer now
     model = new_model(run, "model", run.config).eval()
@@ -1652,7 +1651,7 @@ def example_as_numbers(run):
     config, (source, target) = run.config, (tokens[0] for tokens in run.parts["example"])
     if config.model == "pairs":
         return f"{source.tolist()} -> {target[1:].tolist()}"
-    question, answer = (decode(x).strip(START + END).replace(PAD, "") for x in (source, target))
+    question, answer = (re.sub(f"[{START}{END}{PAD}]", "", decode(x)) for x in (source, target))
     if config.model != "seq2seq":
         return f"{question} -> {answer}"
     if config.align:  # interleaved, after the sign
@@ -1673,10 +1672,8 @@ def make_record(run, tests):
 
 def summary(record):
     config, proof = record["config"], record["proof"]
-    how = config.get("method", "")
-    if config["model"] != "seq2seq":
-        how += f" {config['model']}"
-    yield f"{config['task']}, {how.strip()}, seed {config['seed']}: {record['example']}"
+    how = f"{config.get('method', '')} {config['model']}".removesuffix(" seq2seq").strip()
+    yield f"{config['task']}, {how}, seed {config['seed']}: {record['example']}"
     for name, part in record["train"].items():
         unseen, hint = part["curve"][-1][2:], ""
         if unseen and unseen[0] < 0.9:
@@ -1739,7 +1736,7 @@ def execute(run, options):
     return record
 
 def make_runs(given, options):
-    """-> the run of --from or, for each seed, one in a new folder. Raises: BadInput."""
+    """Yield the run of --from or, for each seed, one in a new folder. Raises: BadInput."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
     device, folder = options["device"] or best, options["from"]
     demand(device in ("cpu", best), f"--device: there is no {device}")
@@ -1751,9 +1748,9 @@ def make_runs(given, options):
         return
     config = Config(**given)
     seeds = range(config.seed, config.seed + accept("seeds", options["seeds"], 1))
-    now = f"{datetime.now():%y%m%d-%H%M%S-%f}"  # so that names sort by time
-    for config in [config.replace(seed=seed) for seed in seeds]:  # checks all
-        folder = Path(options["out"] or f"runs/{now}-{config.task}-{config.method or 'pairs'}")
+    name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method or 'pairs'}"
+    for config in [config.replace(seed=seed) for seed in seeds]:  # all, before a folder is made
+        folder = Path(options["out"] or f"runs/{name}")
         if len(seeds) > 1:
             folder /= f"seed{config.seed}"
         folder.mkdir(parents=True)
@@ -1795,9 +1792,8 @@ def parse(argv):
         p.add_argument(line.split()[0], action="store_true" if "False" in line else "store")
     p.add_argument("--ask", nargs="+")  # replaces the one above
     given = vars(p.parse_args(argv and [str(word) for word in argv]))
-    demand(not given.keys() & {"from", "ask"} or
-           given.keys() <= {"from", "ask", "lengths", "samples", "device", "json", "quiet", "help",
-                           "require_proof"},
+    allowed = "from ask lengths samples device json quiet require_proof help".split()
+    demand(not given.keys() & {"from", "ask"} or given.keys() <= set(allowed),
            "--from and --ask take only --lengths, --samples, --device, --json, --quiet, "
            "--require-proof")
     command = options_of(COMMAND, 1)
