@@ -109,7 +109,8 @@ def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
-# The token of a digit is its value. Numbers are tensors of digits (B, W), least significant first.
+# The token of a digit is its value. Numbers are drawn as tensors of digits (B, W), least significant
+# first; the columns of a question are in the order of the task's places.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"
@@ -123,31 +124,45 @@ def decode(tokens):
     return "".join(VOCAB[token] for token in tokens)
 
 class Task(NamedTuple):
-    """A rule that computes an answer from the last place on. At each, `total(carry, *digits)` joins
-    the carry of the place before and the operands' digits, all integer tensors of one shape. The
-    total modulo the base is the answer's digit; the quotient, rounded down, is the next carry. Or
-    `total` returns both, digit and carry. With headroom, numbers have leading zeros, and a final
-    carry other than 0 is invalid; without, it is dropped. For a - b, total is a - b + carry: a
-    borrow is the carry -1, and a < b is invalid."""
+    """A rule that computes an answer place by place, from the last digit on. At each, `total(carry,
+    *digits)` joins the carry of the place before and the operands' digits, all integer tensors of
+    one shape. The total modulo the base is the answer's digit; the quotient, rounded down, is the
+    next carry. Or `total` returns both, digit and carry. With headroom, numbers have leading zeros,
+    and a final carry other than 0 is invalid; without, it is dropped. For a - b, total is a - b +
+    carry: a borrow is the carry -1, and a < b is invalid.
+
+    With msd_first, places run from the most significant digit on, the answer is written in this
+    order, and the final carry is dropped. In long division, n // d, the carry is the remainder:
+    digit and next carry are divmod(10 * carry + a, d), so `$0129/3&` -> `$0043&`. A digit of -1
+    says that there is no answer, as for d = 0."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # each "number" (W digits) or "digit" (one digit), numbers first
     sign: str = ""  # the symbol of VOCAB that separates operands
     base: int = 10
-    first: int = 0  # the carry into the last place
+    first: int = 0  # the carry into the first place that is computed
     headroom: int = 1  # leading zeros of tested numbers; training numbers near LIMIT may lack them
-    label: bool = False  # whether the answer is only the digit of the highest place
+    label: bool = False  # whether the answer is only the digit of the last place computed
+    msd_first: bool = False  # whether places run from the most significant digit on
     steps: int = 600  # number of steps of the first training
     retrain_steps: int = 300  # maximum number of steps of the first attempt at retraining
     batch: int = 64
     lr: float = 6e-3
 
     def step(self, carry, digits):
-        """carry (...), digits (..., n) of a place -> digit of the answer, next carry."""
-        total = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may overwrite
-        if isinstance(total, tuple):
-            return total
-        return total % self.base, total // self.base
+        """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)
+        integers, whatever type `total` returns. Raises: BadInput if it fails or returns floats."""
+        try:
+            total = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may overwrite
+            results = total if isinstance(total, tuple) else (total,)
+            results = [torch.as_tensor(x).expand_as(carry) for x in results]
+        except Exception as error:  # of any kind, in a function that a user wrote
+            raise BadInput(f"{self.about}: total(carry, *digits) fails: {error}") from error
+        demand(len(results) <= 2 and not any(x.is_floating_point() for x in results),
+               f"{self.about}: total is an integer, or a digit and a carry. Got {total}.")
+        if len(results) == 2:
+            return results[0].long(), results[1].long()
+        return results[0].long() % self.base, results[0].long() // self.base
 
     @property
     def width(self):
@@ -173,30 +188,39 @@ TASKS = {
                          label=True),  # $1011& -> $1&
 }
 
+def write_question(spec, columns, align=False):
+    """Digits (B, W, n) of n operands, a single digit being at every place -> tokens (B, S) of
+    `$0123+0748&`. With align, two operands are interleaved, `$+00172438&`. Source: v1, Sec. 3.2;
+    v2, App. D.1, C.4."""
+    sign, start, end = (encode(x).expand(len(columns), -1) for x in (spec.sign, START, END))
+    if not spec.msd_first:  # a question is written from the most significant digit on
+        columns = columns.flip(1)
+    if align:
+        return torch.cat([start, sign, columns.flatten(1), end], 1)
+    parts = [start]
+    for operand, digits in zip(spec.operands, columns.unbind(2)):
+        parts += [digits if operand == "number" else digits[:, :1], sign]
+    parts[-1] = end  # no sign after the last operand
+    return torch.cat(parts, 1)
+
 def arrange(spec, columns, align=False):
-    """Digits (B, W, n) of n operands, a single digit being at every place -> tokens of the valid
-    questions: source (B, S), `$0123+0748&`, and target (B, T + 1), `$1780&`, last digit first. With
-    align, two operands are interleaved, `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4."""
+    """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
+    `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. Raises: BadInput."""
     answer, carry = [], torch.full_like(columns[:, 0, 0], spec.first)
     for digits in columns.unbind(1):
         digit, carry = spec.step(carry, digits)
         answer.append(digit)
     answer = torch.stack(answer, 1)
-    demand(((answer >= 0) & (answer < spec.base)).all(),
+    demand(((answer >= -1) & (answer < spec.base)).all(),
            f"{spec.about}: an answer has a digit that base {spec.base} does not have")
+    valid = (answer >= 0).all(1)
+    if spec.headroom and not spec.msd_first:
+        valid &= carry == 0
+    columns, answer = columns[valid], answer[valid]
     if spec.label:
         answer = answer[:, -1:]
-    sign, start, end = (encode(x).expand(len(carry), -1) for x in (spec.sign, START, END))
-    columns = columns.flip(1)  # a question is written from the first digit on
-    source = [start, sign, columns.flatten(1), end]
-    if not align:
-        source = [start]
-        for operand, digits in zip(spec.operands, columns.unbind(2)):
-            source += [digits if operand == "number" else digits[:, :1], sign]
-        source[-1] = end  # no sign after the last operand
-    target = [start, answer, end]
-    valid = (carry == 0) | (not spec.headroom)
-    return torch.cat(source, 1)[valid], torch.cat(target, 1)[valid]
+    start, end = (encode(x).expand(len(answer), -1) for x in (START, END))
+    return write_question(spec, columns, align), torch.cat([start, answer, end], 1)
 
 def example(task, *operands, width=1, align=False):
     """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
@@ -209,9 +233,11 @@ def example(task, *operands, width=1, align=False):
         most = width if operand == "number" else 1
         demand(1 <= len(text) <= most and set(text) <= set(VOCAB[:spec.base]),
                f"{text!r} is not a base-{spec.base} {operand}")
-        columns.append(encode(text.rjust(most, "0")).flip(0).expand(width))
+        digits = encode(text.rjust(most, "0"))
+        columns.append((digits if spec.msd_first else digits.flip(0)).expand(width))
     source, target = arrange(spec, torch.stack(columns, 1)[None], align)
-    demand(len(source), f"{' and '.join(operands)} have no answer of {width} digits: {spec.about}")
+    demand(len(source), f"{f' {spec.sign} '.join(operands)} has no answer of {width} digits: "
+           f"{spec.about}")
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
@@ -233,14 +259,16 @@ def draw_hard(base, length, B):
     return torch.where(other, torch.randint(base, (B, length)), usual)
 
 def draw_columns(spec, draw, length, width, B):
-    """-> digits (B, width, n) of B questions; draw(base, length, B) -> numbers (B, length)."""
+    """-> digits (B, width, n) of B questions, in the order of the task's places; draw(base, length,
+    B) -> numbers (B, length), least significant digit first."""
     columns = []
     for operand in spec.operands:
         if operand == "number":
             columns.append(F.pad(draw(spec.base, length, B), (0, width - length)))
         else:
             columns.append(torch.randint(spec.base, (B, 1)).expand(B, width))
-    return torch.stack(columns, 2)
+    columns = torch.stack(columns, 2)
+    return columns.flip(1) if spec.msd_first else columns
 
 def draw_questions(config, draw, length, n):
     """-> up to n valid, distinct questions: source (n, S), target (n, T + 1). Raises: BadInput."""
