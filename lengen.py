@@ -158,8 +158,8 @@ class Task(NamedTuple):
             results = [torch.as_tensor(x).expand_as(carry) for x in results]
         except Exception as error:  # of any kind, in a function that a user wrote
             raise BadInput(f"{self.about}: total(carry, *digits) fails: {error}") from error
-        demand(len(results) <= 2 and not any(x.is_floating_point() for x in results),
-               f"{self.about}: total is an integer, or a digit and a carry. Got {total}.")
+        if len(results) > 2 or any(x.is_floating_point() for x in results):
+            raise BadInput(f"{self.about}: total is an integer, or a digit and a carry, not {total}")
         if len(results) == 2:
             return results[0].long(), results[1].long()
         return results[0].long() % self.base, results[0].long() // self.base
@@ -779,6 +779,13 @@ def numbers_data(config, numbers, steps, first_training):
 # A line is all elements of an attention matrix along a (row, column) step of (1, 1), (1, 0) or
 # (1, -1). Lines that stand out are extended to other sizes, within blocks of columns: as numbers
 # grow, the first operand moves away from the end of the source, but not within its block.
+#
+# A diagonal (1, 1) of self-attention shows a token at a fixed distance before the row. A vertical
+# (1, 0) of cross-attention shows one symbol or single digit to all rows. Numbers are written from
+# the most significant digit on, so a line of cross-attention shows a place at a fixed distance from
+# the row if it runs as the places do: an anti-diagonal (1, -1) in tasks from the last digit on, a
+# diagonal in those from the first. A line that runs the other way shows a place that depends on the
+# width, which means nothing at other widths. So by our rules, these are the directions.
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -865,7 +872,7 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
 # Arguments of `find_lines`. Where a proof is possible, `choose_lines` tries KAPPAS, not our 0.5.
 RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
-                 cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),
+                 cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),  # or (1,), see above
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
     "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; by App. F perhaps EACH
                cross=dict(kappa=4.5, groups=TOGETHER)),
@@ -958,17 +965,18 @@ def calibrate(config, attention, **changes):
         index = layer if config.rules == "ours" else -1
         for name, maps in zip(("self", "cross"), attention):
             rule = RULES[config.rules][name] | changes
+            if config.rules == "ours" and name == "cross" and config.spec.msd_first:
+                rule["groups"] = (0,), (1,)
             blocks = blocks_of(config, name, maps.shape[3])
             for line in find_lines(maps[index, :, :filled], blocks, **rule):
                 yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))
 
 # 6. Proof -----------------------------------------------------------------------------------------
-# A model with one decoder layer, no encoder, a calibrated bias or a fixed band, and no positions or
-# repeating ones can be proved exact at every length, as its rows see only finitely many inputs. Row
-# t writes digit t of the answer, the last row END. Its output depends only on its *window*: the
-# token before it and, for each head, the weight that the bias alone gives to each token. What
-# queries and keys add depends on these tokens, too. For `$0129&`, with lines of offsets 0 and -1,
-# which show what stands at place t and below it:
+# Row t writes digit t of the answer, the last row END. With one decoder layer, no encoder, a bias
+# that opens few keys, and no positions or repeating ones, what a row writes depends only on its
+# *window*: the token before it and, for each head, the weight that the bias alone gives to each
+# token. (What queries and keys add depends on these tokens, too.) For `$0129&`, with lines of
+# offsets 0 and -1, which show what stands at place t and below it:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -979,33 +987,37 @@ def calibrate(config, attention, **changes):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Which numbers show all windows? A row sees places within a span of length `reach`. What is below
-# acts only through the carry that it hands up; what is above must only end in carry 0. From
-# `settled` places above the last place on, the set of carries that can arrive is constant or
-# repeats; likewise, from `settled` places below the headroom on, the set of carries that can end
-# in 0. If both are constant, all rows farther from both ends see the same at any width:
+# Windows are finitely many. If the model is right on all of them, it is right at every length, by
+# induction: if the tokens before row t are right, the row sees one of them, so it is right, too.
 #
-#     headroom zeros | `settled` places or more | the span | `settled` places or more
+# Which numbers show all windows? Places are counted in the order of the task. A row sees places
+# within a span of length `reach`. The places before the span act only through the carry that they
+# hand on; those after it must only end in a carry that is valid. For addition, the carries that can
+# arrive are {0} at place 0 and {0, 1} at all others: they are settled after one place. Likewise,
+# the carries that can end in a valid one are settled some places before the headroom zeros. Let
+# `settled` be the greater number of places. All rows that are farther from both ends see the same:
 #
-# N = headroom + settled + reach + settled places have such a row; for addition, carries are {0} in
-# the last place and {0, 1} from the next one on, so N is 1 + 1 + 2 + 1 = 5, and training numbers
-# have 7 or more. A row nearer to an end sees what the row at that distance from it sees at N
-# places. So the widths from the training width to N show all windows; if carries or positions
-# repeat after p places, so that width and row matter modulo p, 2 (p - 1) more widths are read.
+#     `settled` places or more | the span | `settled` places or more | headroom zeros
 #
-# Induction: if the tokens before row t are right, it sees one of these windows; if the model is
-# right on all of them, so is row t. Hence, in exact arithmetic, greedy decoding is right on numbers
-# of any length, padded with zeros to the training width or more. The right token must lead by
-# MARGIN and by a thousandth of the largest logit. Rounding, as sums are taken in another order at
-# other widths, and the code that runs on long numbers are only measured, in each run and up to
-# 1,000 digits: the rows of drawn questions must show windows that were enumerated (shares are equal
-# to 9 decimals), with logits that differ from theirs by less than a tenth of MARGIN.
+# N = settled + reach + settled + headroom places have such a row; for addition, 1 + 2 + 1 + 1 = 5. A
+# row nearer to an end sees what the row at that distance from it sees at N places. So the widths
+# from the least training width to N show all windows; if that width, for addition 7, is beyond N,
+# it alone does. If carries or positions repeat after p places, both the width and the row matter
+# modulo p: a row in the middle needs p - 1 more places, and p successive widths show each of them.
+# In tasks from the most significant digit on, headroom zeros come first, so that carries arrive
+# through them, and every final carry is valid. Nothing else differs.
+#
+# This holds in exact arithmetic, for numbers padded with zeros to the training width or more. As
+# sums are rounded in another order at other widths, the right token must lead by MARGIN and by a
+# thousandth of the largest logit; and in drawn questions of up to 1,000 digits, rows must show
+# known windows (shares are equal to 9 decimals), with logits within a tenth of MARGIN of theirs.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
 MOST_WINDOWS = 2 ** 21  # limit on the number of windows, all of which are kept in memory
-# From few lines to all. If one line is very strong, all others are below the mean, kappa = 0.
-KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
+# The least weight that a bias may give to an open key: shares are compared to 9 decimals, and the
+# scores of queries and keys multiply differences that such rounding hides.
+LEAST_SHARE = 1e-6
 
 class Windows(NamedTuple):
     """seen: window -> the token to write, where it was seen first. questions: those that showed
@@ -1018,25 +1030,38 @@ class Windows(NamedTuple):
     clash: tuple = ()
     why: str = ""
 
+def bias_between(bias, attention, T, N):
+    """-> the bias (1 or H, T, N) of a bias function, causal in self-attention, or its pieces."""
+    found = bias(0, attention, T, N)
+    if found is None:
+        found = torch.zeros(1, T, N)
+    if attention == "self" and torch.is_tensor(found):
+        found = found + causal_bias(T).to(found)
+    return found
+
 @torch.no_grad()
-def views_of_rows(config, bias_of, source, target, rows):
+def views_of_rows(config, bias, source, target, rows):
     """What rows [R] see of questions, source (B, S), target (B, T + 1) -> numbers (B, R, features),
     equal where models with this bias see the same: the token before the row and, for each head and
     token, the share of the weights that the bias alone gives to keys with this token. Tokens are
     paired with their repeating positions, in a source counted from its end. If
-    bias_of(layer, attention, T, N) gives pieces, which cover all rows, `rows` are all."""
+    bias(layer, attention, T, N) gives pieces, which cover all rows, `rows` must be all. Raises:
+    RunFailed if a key is open with a share below LEAST_SHARE."""
     T, S, period = target.shape[1] - 1, source.shape[1], config.scheme.period or 1
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
     parts = [before[:, rows, None]]
     for attention, tokens in ("self", before), ("cross", source):
-        pieces, views = bias_of(0, attention, T, tokens.shape[1]), []
+        pieces, views = bias_between(bias, attention, T, tokens.shape[1]), []
         if torch.is_tensor(pieces):
             pieces = [(rows, slice(None), pieces[:, rows])]
-        for _, keys, bias in pieces:
-            shares = bias.double().softmax(2).cpu()  # (H, R, K)
+        for _, keys, piece in pieces:
+            shares = piece.double().softmax(2)  # (H, R, K)
+            if ((shares < LEAST_SHARE) & ~piece.isneginf()).any():
+                raise RunFailed(f"no proof: a bias leaves an open key less than {LEAST_SHARE:g} of "
+                                "the attention")
             keys = F.one_hot(tokens[:, keys], len(VOCAB) * period).double()
-            views.append(torch.einsum("hrk,bkv->brhv", shares, keys).flatten(2))
+            views.append(torch.einsum("hrk,bkv->brhv", shares.cpu(), keys).flatten(2))
         parts.append(torch.cat(views, 1).round(decimals=9))
     return torch.cat(parts, 2)
 
@@ -1059,7 +1084,7 @@ def collect_windows(config, bias, questions):
                        f"must write {VOCAB[token]} or {VOCAB[first]}")
                 return Windows(config, bias, seen, kept, clash, why)
         if len(seen) > MOST_WINDOWS:
-            raise RunFailed(f"too many windows, over {MOST_WINDOWS:,}; tested only")
+            raise RunFailed(f"no proof: too many windows, over {MOST_WINDOWS:,}; tested only")
         for start in range(0, len(new), 500):
             chunk = new[start:start + 500]
             kept.append((source[chunk], target[chunk], rows))
@@ -1067,59 +1092,84 @@ def collect_windows(config, bias, questions):
 
 def follow_carries(spec, singles):
     """All carries that a place can hand on, given the single digits, the same at every place ->
-    {carry: [(digits of all operands, token, next carry), ...]}, zeros first. For n + 1:
-    {1: [((0,), 1, 0), ..., ((9,), 0, 1)], 0: [((0,), 0, 0), ...]}. Raises: RunFailed."""
+    {carry: [(digits of all operands, token, next carry), ...]}, with the columns of digits that
+    have an answer. For n + 1: {1: [((0,), 1, 0), ..., ((9,), 0, 1)], 0: [((0,), 0, 0), ...]}.
+    Raises: RunFailed."""
     numbers = itertools.product(range(spec.base), repeat=spec.operands.count("number"))
     columns = [digits + singles for digits in numbers]
     table, carries = {}, [spec.first]
     for carry in carries:  # grows
         if len(table) > 1000:
-            raise RunFailed("more than 1,000 carries can be handed on")
+            raise RunFailed("no proof: more than 1,000 carries can be handed on")
         token, after = spec.step(torch.full((len(columns),), carry), torch.tensor(columns))
-        table[carry] = list(zip(columns, token.tolist(), after.tolist()))
-        carries += set(after.tolist()) - set(carries)
+        table[carry] = [move for move in zip(columns, token.tolist(), after.tolist())
+                        if move[1] >= 0]
+        carries += {after for _, _, after in table[carry]} - set(carries)
     return table
 
 def places_to_settle(spec, table):
     """-> `settled`, and after how many places carries then repeat. Raises: RunFailed."""
-    # The carries that arrive n places from the last one, and that can end n below the headroom.
-    arrive, can_end = {spec.first}, {carry for carry in table if carry == 0 or not spec.headroom}
+    def before(table, carries):  # the carries that can lead to one of these
+        return {carry for carry in table for _, _, after in table[carry] if after in carries}
+    def behind(table, carries):  # those that one of these can lead to
+        return {after for carry in carries for _, _, after in table[carry]}
+    n_number = spec.operands.count("number")
+    zeros = {carry: [move for move in moves if not any(move[0][:n_number])]
+             for carry, moves in table.items()}
+    # The carries that arrive at place n, and that can end n places before the end or the headroom.
+    arrive, can_end = {spec.first}, set(table)
+    if spec.headroom and not spec.msd_first:
+        can_end = {0} & can_end
+    for _ in range(spec.headroom):
+        if spec.msd_first:
+            arrive = behind(zeros, arrive)
+        else:
+            can_end = before(zeros, can_end)
     known = []
-    for _ in range(spec.headroom):  # where all digits are zeros
-        can_end = {carry for carry, moves in table.items() if moves[0][2] in can_end}
     for n in range(100):
         state = arrive, can_end
         if state in known:
             settled = known.index(state)
             return settled, n - settled
         known.append(state)
-        arrive = {after for carry in arrive for _, _, after in table[carry]}
-        can_end = {carry for carry in table for _, _, after in table[carry] if after in can_end}
-    raise RunFailed("the carries that a place can get do not repeat within 100 places")
+        arrive, can_end = behind(table, arrive), before(table, can_end)
+    raise RunFailed("no proof: the carries that a place can get do not repeat within 100 places")
 
-def questions_of_row(spec, table, width, row, digits, tokens):
-    """-> digits (B, W, n) of questions, some invalid, that show all windows of a row that sees the
-    digits and tokens at these places, relative to it. Partial questions grow from the last place
-    up; of those that look the same to it and hand on one carry, one stays. Raises: RunFailed."""
-    partial = {((), spec.first): ()}  # (what the row has seen, carry) -> all digits so far
+def questions_of_row(spec, table, width, row, looks, tokens):
+    """-> digits (B, W, n) of questions, some invalid, that show all windows of a row. looks: place,
+    relative to the row -> {digits of all operands: what the row sees of them}; tokens: the places
+    whose tokens it sees or writes. Raises: RunFailed.
+
+    Questions grow from place 0 on. Of the ways to go on that look the same to the row and hand on
+    the same carry, one is kept. In 129 + 748, a row that sees place 1, where it writes, and the one
+    before has seen 9, 8 and the token 7, then 2, 4 and the token 7, and nothing of place 2: there,
+    (0, 0) stands for all digits that hand on the carry 0, and (1, 9) for all that hand on 1."""
+    n_number = spec.operands.count("number")
+    partial = {((), spec.first): ()}  # (what the row has seen, carry) -> digits of all places
     for place in range(width):
-        extended, looks = {}, {}  # carry -> {(what the row sees here, next carry): digits}
+        is_zero = place >= width - spec.headroom
+        if spec.msd_first:
+            is_zero = place < spec.headroom
+        look_of, sees_token = looks.get(place - row), place - row in tokens
+        ways = {}  # carry -> {(what the row sees here, next carry): digits}
         for carry, moves in table.items():
-            looks[carry] = {}
-            for column, token, after in moves[:1] if place >= width - spec.headroom else moves:
-                look = ()
-                if place - row in digits:
-                    look += column
-                if place - row in tokens:
+            ways[carry] = {}
+            for column, token, after in moves:
+                if is_zero and any(column[:n_number]):
+                    continue
+                look = look_of[column] if look_of else ()
+                if sees_token:
                     look += (token,)
-                looks[carry].setdefault((look, after), column)
+                ways[carry].setdefault((look, after), column)
+        extended = {}
         for (seen, carry), columns in partial.items():
-            if len(partial) * len(looks[carry]) > TOO_MANY:
-                raise RunFailed(f"too many windows to list, over {TOO_MANY:,} cases; tested only")
-            for (look, after), column in looks[carry].items():
+            if len(partial) * len(ways[carry]) > TOO_MANY:
+                raise RunFailed(f"no proof: too many windows to list, over {TOO_MANY:,} cases; "
+                              "tested only")
+            for (look, after), column in ways[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
-    return torch.tensor(list(partial.values()))
+    return torch.tensor(list(partial.values())).long()
 
 def obstacles(config):
     """-> what rules out a proof, as rows depend on more than windows: "positions, an encoder"."""
@@ -1130,32 +1180,102 @@ def obstacles(config):
              "the sources' rules": config.rules != "ours", "a label": config.spec.label}
     return ", ".join(name for name, present in found.items() if present)
 
+def read_lines(config, lines):
+    """-> digits, tokens, as `read_bias`. Place 0 is at offset 0 if columns are counted from the end
+    of a number; from its start, it is at offset 1, after the symbol on the left. Likewise, column
+    j of self-attention holds the token of place j - 1. Verticals show symbols and single digits
+    alone. Raises: RunFailed if a line runs as none by our rules does."""
+    digits, tokens = [], set()
+    n_number, running = config.spec.operands.count("number"), -1
+    if config.spec.msd_first:
+        running = 1
+    for line in lines:
+        if line.attention == "self" and line.direction == 1:
+            tokens.add(line.offset - 1)
+        elif line.attention == "cross" and line.direction == running and line.block < n_number:
+            place = line.offset - 1 if config.spec.msd_first else line.offset
+            digits.append((place, line.head, line.bias, line.block))
+        elif line.attention == "self" or line.direction:
+            raise RunFailed(f"no proof: {line} shows no place at a fixed distance")
+    return digits, tokens
+
+def read_bias(config, bias):
+    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of each open
+    digit of a number; tokens: the places, relative to t, of the open tokens of the answer. Raises:
+    RunFailed if two widths differ in what they show to a row at the same distance from an end, or
+    if rows that are farther from both ends than these places reach do not see the same."""
+    spec, rows_of, near = config.spec, [], 20
+    for width in 2 * near + 1, 2 * near + 8:
+        columns = torch.zeros(1, width, len(spec.operands)).long()
+        for operand, kind in enumerate(spec.operands):
+            if kind == "number" or config.align:  # instead of digits, marks above VOCAB
+                columns[0, :, operand] = len(VOCAB) + operand * width + torch.arange(width)
+        question = write_question(spec, columns, config.align)[0].tolist()
+        answer = [0, *range(len(VOCAB), len(VOCAB) + width)]  # START, then a mark of each place
+        rows = [set() for _ in answer]
+        for attention, marks in ("self", answer), ("cross", question):
+            opened = bias_between(bias, attention, width + 1, len(marks))
+            for head, row, key in (opened > -INF).nonzero().tolist():
+                operand, where = divmod(marks[key] - len(VOCAB), width)  # of a symbol, -1
+                where -= row
+                if operand < 0:
+                    where = sum(mark < len(VOCAB) for mark in marks[:key])  # count of symbols
+                rows[row].add((attention, operand, where, head, opened[head, row, key].item()))
+        rows_of.append(rows)
+    short, long = rows_of
+    middle, digits, tokens = short[near], [], {0, -1}
+    for attention, operand, where, head, value in middle:
+        if attention == "self" and operand == 0:
+            tokens.add(where)
+        elif operand >= 0:
+            digits.append((where, head, value, operand))
+    reach = reach_of(digits, tokens)
+    inner = short[reach:-reach] + long[reach:-reach]
+    if reach > near or short[:near] != long[:near] or short[-near:] != long[-near:] or any(
+            row != middle for row in inner):
+        raise RunFailed("no proof: the bias opens keys at no fixed distance from the row")
+    return digits, tokens
+
+def reach_of(digits, tokens):
+    """-> how many places there are from the first to the last of these."""
+    places = {place for place, *_ in digits} | tokens
+    return max(places) - min(places) + 1
+
 def short_questions(config, bias):
-    """Yield questions that show all windows, as `collect_windows` reads them, row by row. digits,
-    tokens: the places, relative to t, whose digits row t sees and whose tokens it sees or writes: a
-    diagonal of self-attention shows the token of row t + offset - 1. Raises: RunFailed."""
+    """Yield questions that show all windows, as `collect_windows` reads them, row by row. Raises:
+    RunFailed."""
     if obstacles(config):
-        raise RunFailed(f"this run has {obstacles(config)}")
-    spec, window = config.spec, config.scheme.window
-    n_single = spec.operands.count("digit")
-    if config.scheme.calibrated:
-        digits = {x.offset for x in bias.lines if x.attention == "cross" and x.direction == -1}
-        tokens = {0, -1} | {x.offset - 1 for x in bias.lines if x.attention == "self"}
-    else:  # a window counts columns from the end, where each single digit has a sign before it
-        last = 0 if config.align else -2 * n_single
-        digits = {last - n for n in range(window + 1)}
-        tokens = {-n for n in range(window + 2)}
-    reach = max(digits | tokens) - min(digits | tokens) + 1
-    for singles in itertools.product(range(spec.base), repeat=n_single):
-        table, least = follow_carries(spec, singles), config.widths[0]
+        raise RunFailed(f"no proof attempted: this run has {obstacles(config)}")
+    spec, scheme = config.spec, config.scheme
+    if hasattr(bias, "lines"):
+        digits, tokens = read_lines(config, bias.lines)
+    else:
+        digits, tokens = read_bias(config, bias)
+    tokens |= {0, -1}  # the row's own place, and the token before it
+    reach = reach_of(digits, tokens)
+    numbers = list(itertools.product(range(spec.base), repeat=spec.operands.count("number")))
+    for singles in itertools.product(range(spec.base), repeat=spec.operands.count("digit")):
+        # A row sees digits with their biases, in any order, and repeating positions tell operands
+        # apart. What it sees is numbered.
+        looks, known = {place: {} for place, *_ in digits}, {}
+        for place, number in itertools.product(looks, numbers):
+            column = number + singles
+            look = sorted((head, value, operand if scheme.period else 0, column[operand])
+                          for at, head, value, operand in digits if at == place)
+            looks[place][column] = (known.setdefault(tuple(look), len(known)),)
+        table = follow_carries(spec, singles)
         settled, repeat = places_to_settle(spec, table)
-        period = math.lcm(config.scheme.period or 1, repeat)
-        widest = 2 * settled + reach + spec.headroom + period - 1
-        for width in range(least, max(least, widest) + period):
+        period = math.lcm(scheme.period or 1, repeat)
+        N = settled + reach + settled + spec.headroom
+        # The least training width is 7 for addition; for parity it is 20, far beyond N = 3.
+        first = config.widths[0]
+        last = max(first, N + period - 1) + period - 1
+        for width in range(first, last + 1):
             for row in range(width + 1):
-                columns = questions_of_row(spec, table, width, row, digits, tokens)
+                columns = questions_of_row(spec, table, width, row, looks, tokens)
                 for part in columns.split(2 ** 16):  # few enough for memory
-                    yield *arrange(spec, part, config.align), [row]
+                    if len(part):
+                        yield *arrange(spec, part, config.align), [row]
 
 def enumerate_windows(config, bias):
     """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
@@ -1166,29 +1286,43 @@ def enumerate_windows(config, bias):
 
 def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
-    same windows by the model's own bias, in drawn questions of these lengths; INF if a row shows
-    another window or a logit is not a number."""
+    same windows by the model's own bias, in drawn questions of these lengths, at the first with all
+    single digits; INF if a row shows another window or a logit is not a number. Raises: BadInput if
+    no question can be drawn."""
     config, drift = windows.config, 0.0
+    spec, n_digit = config.spec, config.spec.operands.count("digit")
     number = {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
+    drawn = []
     for length in lengths:
         with seeded(config.seed, "drift", length):
-            source, target = draw_questions(config, draw_hard, length, max(2, 200 // length))
+            drawn.append(draw_questions(config, draw_hard, length, max(2, 200 // length)))
+    if n_digit:
+        singles = torch.tensor(list(itertools.product(range(spec.base), repeat=n_digit)))
+        with seeded(config.seed, "drift"):
+            width = max(config.widths[0], lengths[0] + spec.headroom)
+            columns = draw_columns(spec, draw_hard, lengths[0], width, len(singles))
+        columns[:, :, -n_digit:] = singles[:, None]
+        drawn += zip(*(part.split(500) for part in arrange(spec, columns, config.align)))
+    for source, target in drawn:
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
         if set(seen) - number.keys():
             return INF
-        difference = model(source, target[:, :-1]).cpu().flatten(0, 1)
-        difference -= logits[[number[window] for window in seen]]
-        drift = max(drift, difference.abs().nan_to_num(INF).max().item())
+        found = model(source, target[:, :-1]).cpu().flatten(0, 1)
+        expected = logits[[number[window] for window in seen]]
+        difference = (found - expected).abs().masked_fill(found == expected, 0)  # -inf, too
+        drift = max(drift, difference.nan_to_num(INF).max().item())
     return drift
 
 @torch.no_grad()
 def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
-    all are right. margin: the least lead, in logits, of a right token, less the excess of a
-    thousandth of the largest logit over MARGIN. Proved if it is MARGIN or more, and the drift below
-    MARGIN / 10. The model is left in evaluation mode."""
+    all are right. margin: the least lead, in logits, of a right token. It must be MARGIN or more
+    and a thousandth of the largest logit of its row or more, and the drift below MARGIN / 10; what
+    a thousandth exceeds MARGIN by is taken off. The model is left in evaluation mode."""
+    if windows.clash:
+        return dict(proved=False, why=f"refuted for any weights: {windows.why}")
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
@@ -1196,7 +1330,8 @@ def prove(model, windows):
     for source, target, [row] in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -INF).amax(2)
-        excess = (logits.abs().amax(2) / 1000 - MARGIN).clamp(min=0)
+        largest = logits.abs().masked_fill(logits.isneginf(), 0).amax(2)
+        excess = (largest / 1000 - MARGIN).clamp(min=0)
         least = (lead - excess).nan_to_num(-1e9).amin(1)  # (B,)
         margin, why = min(margin, least.min().item()), ""
         found.append(logits[:, row])
@@ -1204,17 +1339,32 @@ def prove(model, windows):
             why = f"{decode(source[least.argmin()])} is wrong or in doubt"
             break
     if not why:
-        drift = measure_drift(model, windows, torch.cat(found))
-        if drift >= MARGIN / 10:
-            why = f"logits of longer questions drift by {drift:.1e} (inf: by unknown windows)"
-    return dict(proved=not why, why=why, windows=len(windows.seen), margin=round(margin, 3),
-                drift=drift)
+        try:
+            drift = measure_drift(model, windows, torch.cat(found))
+            if drift == INF:
+                drift, why = None, "longer questions show windows that were not listed"
+            elif drift >= MARGIN / 10:
+                why = f"logits of longer questions drift by {drift:.1e}"
+        except (RunFailed, BadInput) as error:  # questions cannot be drawn, or shares be compared
+            why = str(error)
+    if why:
+        why = f"not proved: {why}; more steps, another seed or more heads may help"
+    margin = round(margin, 3) if found else None
+    return dict(proved=not why, why=why, windows=len(windows.seen), margin=margin, drift=drift)
+
+# 7. ABC from end to end ---------------------------------------------------------------------------
+
+# From few lines to all. If one line is far stronger than the others, all others are below the mean,
+# where kappa = 0 lies, so that kappa has to become negative.
+KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
-    answers to a pool of questions. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. With `obstacles`, all lines at RULES' kappa are kept.
-    Raises: RunFailed."""
+    answers to a pool of questions: until no two of its rows *clash*, that is, see the same but have
+    to write different tokens. Lines are dropped while the others do, too, and windows are
+    enumerated; a clash joins the pool. Where windows are too many to list, operands share heads if
+    their order does not matter, as in a + b + c. With `obstacles` to a proof, such as the sources'
+    rules, all lines at RULES' kappa are kept. Raises: RunFailed."""
     if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
@@ -1238,29 +1388,51 @@ def choose_lines(config, attention):
                 if path != ("self", 1, 0, 0) and not clashes(fewer):
                     lines = fewer
             windows = enumerate_windows(config, make_bias(config, lines))
+            if windows.why and not windows.clash:
+                shared = deal_lines(lines, config.n_head, share=True)
+                fewer_windows = enumerate_windows(config, make_bias(config, shared))
+                if not fewer_windows.why:
+                    return kappa, shared, fewer_windows
+                windows = windows._replace(why=f"{windows.why}; {fewer_windows.why}")
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
     raise RunFailed(f"no lines determine the answer: {clashes(opened)}")
 
-# 7. ABC from end to end ---------------------------------------------------------------------------
+def deal_lines(lines, n_head, share=False):
+    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
+    more lines than heads, a head's next line has a third of the weight of the one before. share:
+    lines that show the same place of several numbers go to one head, with equal biases."""
+    strongest = {}
+    for line in sorted(lines, key=lambda line: -line.z):
+        strongest.setdefault(line.path, line)
+    groups, dealt = {}, []
+    for line in strongest.values():
+        numbers = line.attention == "cross" and line.direction != 0
+        path = (line.direction, line.offset) if share and numbers else line.path
+        groups.setdefault(line.attention, {}).setdefault(path, []).append(line)
+    for of_attention in groups.values():
+        for n, group in enumerate(of_attention.values()):
+            turn, head = divmod(n, n_head)
+            bias = round(-1.1 * turn, 1) + 0.0  # not -0.0; e^-1.1 = 1/3
+            dealt += [line._replace(head=head, bias=bias) for line in group]
+    return dealt
 
-def new_model(run, name, config):
-    """-> a model on the run's device, initialized from the seed and `name`, with the run's lines if
-    the method is calibrated."""
-    given = {}
-    if config.scheme.calibrated:
-        given = dict(lines=[Line(**line) for line in run.parts["lines"]["lines"]])
+def new_model(run, name, config, lines=()):
+    """-> a model on the run's device, initialized from the seed and `name`; a calibrated method
+    has these lines."""
+    given = dict(lines=lines) if config.scheme.calibrated else {}
     with seeded(config.seed, name):
         return config.kind.model(config, **given).to(run.device)
 
 def learn_abc(run):
     """Train a model by ABC in five stages -> proof. Source: v1, Sec. 5; v2, App. D. Differs, beside
     `numbers_data`: kappa falls until windows determine the answer; lines are few; retraining starts
-    from the vanilla model with zero queries and keys, and ends with the proof."""
+    from the vanilla model with zero queries and keys, and ends with the proof. A run (`Run`) keeps
+    what each stage makes in `parts`, so that an interrupted one resumes; `train` resumes, too."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
-    # 1. A vanilla model learns, from random weights. It is never tested: it would refuse lengths
-    # above 2,000.
+    # 1. A vanilla model learns, from random weights. It is never tested, so `lengths`, for which it
+    # has no limit above 2,000, do not matter.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1272,7 +1444,7 @@ def learn_abc(run):
         run.keep(attention=average_attention(vanilla, source, target))
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     if "lines" in parts:
-        lines = [Line(**line) for line in parts["lines"]["lines"]]
+        kappa, lines = parts["lines"]["kappa"], [Line(**line) for line in parts["lines"]["lines"]]
         windows = enumerate_windows(config, make_bias(config, lines))
     else:
         kappa, lines, windows = choose_lines(config, parts["attention"])
@@ -1281,26 +1453,36 @@ def learn_abc(run):
         # 4. Retraining starts from the vanilla weights, with queries and keys set to zero, so that
         # the bias alone determines attention. They stay zero, as the gradient of each has the other
         # as a factor. A second attempt, and all under other rules, start from random weights.
+        if attempt == 2:
+            # The first failed perhaps because a head mixes lines, so that two digits look nearly
+            # the same in either order. Now they are dealt, unless windows are then too many.
+            dealt = deal_lines(lines, config.n_head)
+            dealt_windows = enumerate_windows(config, make_bias(config, dealt))
+            if not dealt_windows.why:
+                lines, windows = dealt, dealt_windows
         name = f"attempt {attempt}"
-        model = new_model(run, name, config)
+        model = new_model(run, name, config, lines)
         if attempt == 1 and config.rules == "ours":
-            model.load_state_dict(vanilla.state_dict(), strict=False)  # all but the lines
+            model.load_state_dict(model.state_dict() | vanilla.state_dict())  # all but the lines
             for key, weight in model.named_parameters():
                 if ".q." in key or ".k." in key:
                     nn.init.zeros_(weight)
         data = numbers_data(config, numbers, attempt * config.retrain_steps, first_training=False)
-        # 5. It ends when the model is proved on all windows.
+        # 5. It ends when the model is proved on all windows. Without windows there is one attempt.
         proof = train(run, model, name, data, windows)
         if proof["proved"] or windows.why:
             break
-    parts["model"] = parts.pop(name)
-    return proof | parts["lines"] | dict(attempt=attempt)
+    parts["model"] = parts.pop(name)  # the last attempt
+    return proof | dict(kappa=kappa, lines=[line._asdict() for line in lines], attempt=attempt)
 
 def learn_method(run):
     """Train by a method other than ABC, stopping early if the model can be proved -> proof."""
     config, model = run.config, new_model(run, "model", run.config)
     data = numbers_data(config, split_numbers(config.seed), config.steps, first_training=True)
-    return train(run, model, "model", data, enumerate_windows(config, model.bias))
+    proof = train(run, model, "model", data, enumerate_windows(config, model.bias))
+    if not proof["proved"] and isinstance(model.bias, nn.Module):  # the bias may have been learned
+        proof = prove(model, enumerate_windows(config, model.bias))
+    return proof
 
 def draw_tests(config, length):
     """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
@@ -1337,9 +1519,11 @@ def ask(model, config, question):
     digits, end, _ = text.partition(END)
     if not end or not digits.isalnum():
         return f"no number; the model wrote {text!r}"
+    if not config.spec.msd_first:
+        digits = digits[::-1]
     if config.spec.headroom:
-        return digits[::-1].lstrip("0") or "0"
-    return digits[:max(map(len, operands))][::-1]  # one digit for each digit of the question
+        return digits.lstrip("0") or "0"
+    return digits[-max(map(len, operands)):]  # one digit for each digit of the question
 
 # 8. Consecutive pairs: one attention head, read in full -------------------------------------------
 # Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
@@ -1545,6 +1729,8 @@ def settle_seq2seq(config):
     config.align = scheme.window > 0 and len(spec.operands) == 2
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= max(config.widths) <= 2000, f"--width: {config.width} is not {least} to 2,000")
+    demand(not (spec.msd_first and scheme.bias is banded),
+           f"--method: {config.method} reads from the last digit on, {config.task} from the first")
     if config.n_encoder or config.rules != "ours" or not scheme.calibrated:
         demand(max(config.lengths) <= 2000,
                "--lengths: more than 2,000 needs ABC by our rules without an encoder")
@@ -1645,7 +1831,8 @@ def build(run):
     """-> the trained model of a run, in evaluation mode. Raises: BadInput if its method changed."""
     part = run.parts["model"]
     run.config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may be longer now
-    model = new_model(run, "model", run.config).eval()
+    lines = [Line(**line) for line in run.parts["proof"].get("lines", [])]
+    model = new_model(run, "model", run.config, lines).eval()
     model.load_state_dict(part["weights"])
     source, target = run.parts["example"]
     logits = model(source, target[:, :-1]).detach().cpu()
@@ -1684,7 +1871,7 @@ def example_as_numbers(run):
         return f"{question} -> {answer}"
     if config.align:  # interleaved, after the sign
         question = question[1::2] + question[0] + question[2::2]
-    text = f"{question} -> {answer[::-1]}"
+    text = f"{question} -> {answer if config.spec.msd_first else answer[::-1]}"
     return re.sub(r"\b0+(?=\w)", "", text) if config.spec.headroom else text
 
 def make_record(run, tests):

@@ -2,7 +2,8 @@
 """ABC on tasks that nobody chose: python -m results.machines --seed N OPTION... learns machine N.
 
 A machine is drawn at random: one or two numbers in base 2 to 4, two or three carries, and a table
-of totals for each carry and column of digits. The final carry is dropped. Its record also says
+of totals for each carry and column of digits. The final carry is dropped. With --msd, other
+machines are drawn, which read numbers from the most significant digit on. A record also says
 whether a window of finitely many places can determine the answers at all, and why a run was
 refused."""
 
@@ -16,9 +17,9 @@ import torch
 sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
-def draw(number):
-    """-> the task of this number."""
-    rng = random.Random(f"machine {number}")
+def draw(name, msd_first):
+    """-> the task of this name."""
+    rng = random.Random(name)
     base, operands = rng.randint(2, 4), rng.randint(1, 2)
     carries = rng.randint(2, 3)
     table = []
@@ -33,7 +34,8 @@ def draw(number):
         return totals[carry, column]
 
     about = f"{operands} numbers in base {base}, {carries} carries"
-    return L.Task(about, total, ("number",) * operands, "+", base, headroom=0)
+    return L.Task(about, total, ("number",) * operands, "+", base, headroom=0,
+                  msd_first=msd_first)
 
 def has_finite_window(task):
     """Do the digits and tokens of finitely many places determine each token? Not if two carries can
@@ -55,9 +57,13 @@ def has_finite_window(task):
 def main(argv):
     parser = L.Parser(add_help=False)
     parser.add_argument("--seed", nargs="?", default="0")  # L.main reports a missing one
-    seed = parser.parse_known_args(argv)[0].seed
-    name, make_record, fail = f"machine-{seed}", L.make_record, L.fail
-    L.TASKS[name] = task = draw(seed)
+    parser.add_argument("--msd", action="store_true")
+    given, argv = parser.parse_known_args(argv)
+    seed = (given.seed or "").lstrip("0") or "0"  # --seed 05 is --seed 5
+    name = f"msd machine {seed}" if given.msd else f"machine {seed}"
+    task = draw(name, given.msd)
+    name, make_record, fail = name.replace(" ", "-"), L.make_record, L.fail
+    L.TASKS[name] = task
     more = dict(about=task.about, finite=has_finite_window(task))
     L.make_record = lambda run, tests: make_record(run, tests) | more
 
@@ -69,7 +75,7 @@ def main(argv):
         return 0
 
     L.fail = record_failure
-    return L.main(["--task", name, *argv])
+    return L.main(["--task", name, "--seed", given.seed or "", *argv])
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
