@@ -108,8 +108,8 @@ def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
-# The token of a digit is its value. Numbers are drawn as tensors of digits (B, W), least significant
-# first; the columns of a question are in the order of the task's places.
+# The token of a digit is its value. Numbers are drawn as tensors of digits (B, W), least
+# significant first; the columns of a question are in the order in which the task computes places.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"
@@ -154,14 +154,16 @@ class Task(NamedTuple):
         try:
             total = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may overwrite
             results = total if isinstance(total, tuple) else (total,)
-            results = [torch.as_tensor(x).expand_as(carry) for x in results]
+            results = [torch.as_tensor(x) for x in results]
         except Exception as error:  # of any kind, in a function that a user wrote
             raise BadInput(f"{self.about}: total(carry, *digits) fails: {error}") from error
-        if len(results) > 2 or any(x.is_floating_point() for x in results):
-            raise BadInput(f"{self.about}: total is an integer, or a digit and a carry, not {total}")
+        for x in results:
+            if x.is_floating_point() or x.shape not in ((), carry.shape) or len(results) > 2:
+                raise BadInput(f"{self.about}: total is no integers of one shape: {total}")
+        results = [x.long().expand_as(carry) for x in results]
         if len(results) == 2:
-            return results[0].long(), results[1].long()
-        return results[0].long() % self.base, results[0].long() // self.base
+            return results
+        return results[0] % self.base, results[0] // self.base
 
     @property
     def width(self):
@@ -584,8 +586,8 @@ def generate(model, source, limit):
 # 4. Training: optimizer, step, loop, data ---------------------------------------------------------
 
 class Optimizer:
-    """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the rate
-    for all other weights; in the paper preset and without a `Layer`, Adam for all. `share`, a
+    """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
+    rate for all other weights; in the paper preset and without a `Layer`, Adam for all. `share`, a
     fraction of the peak rate, is set before each step. All state consists of tensors that change in
     place, as a CUDA graph needs. torch.optim is not used, as it imports torch's compiler, which
     takes a second. Source: Jordan et al. 2024 (Muon); Liu et al. 2025 (scaling to the size of
@@ -981,7 +983,7 @@ def calibrate(config, attention, **changes):
                 rule["groups"] = (0,), (1,)
             blocks = blocks_of(config, name, maps.shape[3])
             demand(sum(blocks) == maps.shape[3],
-                   f"{config.task} has no questions of {maps.shape[3]} tokens, as of {name}-attention")
+                   f"{config.task} has no {maps.shape[3]} columns of {name}-attention")
             for line in find_lines(maps[index, :, :filled], blocks, **rule):
                 yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))
 
@@ -1005,21 +1007,20 @@ def calibrate(config, attention, **changes):
 # induction: if the tokens before row t are right, the row sees one of them, so it is right, too.
 #
 # Which numbers show all windows? Places are counted in the order of the task. A row sees places
-# within a span of length `reach`. The places before the span act only through the carry that they
-# hand on; those after it must only end in a carry that is valid. For addition, the carries that can
+# within a span of length `reach`. Those before the span act only through the carry that they hand
+# on; those after it must only end in a carry that is valid. For addition, the carries that can
 # arrive are {0} at place 0 and {0, 1} at all others: they are settled after one place. Likewise,
-# the carries that can end in a valid one are settled some places before the headroom zeros. Let
-# `settled` be the greater number of places. All rows that are farther from both ends see the same:
+# the carries that can end in a valid one are settled some places before the headroom zeros. With
+# `settled` the greater number of places, all rows that are farther from both ends see the same:
 #
 #     `settled` places or more | the span | `settled` places or more | headroom zeros
 #
-# N = settled + reach + settled + headroom places have such a row; for addition, 1 + 2 + 1 + 1 = 5. A
-# row nearer to an end sees what the row at that distance from it sees at N places. So the widths
-# from the least training width to N show all windows; if that width, for addition 7, is beyond N,
-# it alone does. If carries or positions repeat after p places, both the width and the row matter
-# modulo p: a row in the middle needs p - 1 more places, and p successive widths show each of them.
-# In tasks from the most significant digit on, headroom zeros come first, so that carries arrive
-# through them, and every final carry is valid. Nothing else differs.
+# N = settled + reach + settled + headroom places have such a row; for addition, 1 + 2 + 1 + 1 = 5.
+# A row nearer to an end sees what the row at that distance from it sees at N places. So the widths
+# from the least training width to N show all windows; if that width, for addition 7, exceeds N, it
+# alone does. If carries or positions repeat after p places, width and row matter modulo p: a row in
+# the middle needs p - 1 more places, and p successive widths are read. In tasks from the most
+# significant digit on, headroom zeros come first, and all final carries are valid.
 #
 # This holds in exact arithmetic, for numbers padded with zeros to the training width or more. As
 # sums are rounded in another order at other widths, the right token must lead by MARGIN and by a
@@ -1189,7 +1190,8 @@ def obstacles(config):
     """-> what rules out a proof, as rows depend on more than windows: "positions, an encoder"."""
     scheme = config.scheme
     found = {"positions": scheme.scores or scheme.position and not scheme.period,
-             "keys open at any distance": not scheme.calibrated and not (scheme.window and scheme.bias),
+             "keys open at any distance": not (
+                 scheme.calibrated or scheme.window and scheme.bias),
              "several layers": config.n_layer > 1, "an encoder": config.n_encoder,
              "the sources' rules": config.rules != "ours", "a label": config.spec.label}
     return ", ".join(name for name, present in found.items() if present)
@@ -1217,38 +1219,40 @@ def read_bias(config, bias):
     """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of each open
     digit of a number; tokens: the places, relative to t, of the open tokens of the answer. Raises:
     RunFailed if two widths differ in what they show to a row at the same distance from an end, or
-    if rows that are farther from both ends than these places reach do not see the same."""
-    spec, rows_of, near = config.spec, [], 20
-    for width in 2 * near + 1, 2 * near + 8:
-        columns = torch.zeros(1, width, len(spec.operands)).long()
-        for operand, kind in enumerate(spec.operands):
-            if kind == "number" or config.align:  # instead of digits, marks above VOCAB
-                columns[0, :, operand] = len(VOCAB) + operand * width + torch.arange(width)
-        question = write_question(spec, columns, config.align)[0].tolist()
-        answer = [0, *range(len(VOCAB), len(VOCAB) + width)]  # START, then a mark of each place
-        rows = [set() for _ in answer]
-        for attention, marks in ("self", answer), ("cross", question):
-            opened = bias_between(bias, attention, width + 1, len(marks))
-            for head, row, key in (opened > -INF).nonzero().tolist():
-                operand, where = divmod(marks[key] - len(VOCAB), width)  # of a symbol, -1
-                where -= row
-                if operand < 0:
-                    where = sum(mark < len(VOCAB) for mark in marks[:key])  # count of symbols
-                rows[row].add((attention, operand, where, head, opened[head, row, key].item()))
-        rows_of.append(rows)
-    short, long = rows_of
-    middle, digits, tokens = short[near], [], {0, -1}
+    if not all rows that are farther than these places reach from both ends see the same."""
+    near = 20
+    short, long = rows_seen(config, bias, 2 * near + 1), rows_seen(config, bias, 2 * near + 8)
+    digits, tokens, middle = [], {0, -1}, short[near]
     for attention, operand, where, head, value in middle:
         if attention == "self" and operand == 0:
             tokens.add(where)
         elif operand >= 0:
             digits.append((where, head, value, operand))
     reach = reach_of(digits, tokens)
-    inner = short[reach:-reach] + long[reach:-reach]
-    if reach > near or short[:near] != long[:near] or short[-near:] != long[-near:] or any(
-            row != middle for row in inner):
+    if (reach > near or short[:near] != long[:near] or short[-near:] != long[-near:]
+            or any(row != middle for row in short[reach:-reach] + long[reach:-reach])):
         raise RunFailed("no proof: the bias opens keys at no fixed distance from the row")
     return digits, tokens
+
+def rows_seen(config, bias, width):
+    """-> for each row, the set of (attention, operand, place relative to the row, head, bias) of its
+    open keys; a symbol has operand -1 and, as its place, how many symbols are on its left."""
+    columns = torch.zeros(1, width, len(config.spec.operands)).long()
+    for operand, kind in enumerate(config.spec.operands):
+        if kind == "number" or config.align:  # instead of digits, marks of operand and place
+            columns[0, :, operand] = len(VOCAB) + operand * width + torch.arange(width)
+    question = write_question(config.spec, columns, config.align)[0].tolist()
+    answer = [0, *range(len(VOCAB), len(VOCAB) + width)]  # START, then a mark of each place
+    rows = [set() for _ in answer]
+    for attention, marks in ("self", answer), ("cross", question):
+        opened = bias_between(bias, attention, width + 1, len(marks))
+        for head, row, key in (opened > -INF).nonzero().tolist():
+            operand, where = divmod(marks[key] - len(VOCAB), width)
+            where -= row
+            if operand < 0:
+                where = sum(mark < len(VOCAB) for mark in marks[:key])
+            rows[row].add((attention, operand, where, head, opened[head, row, key].item()))
+    return rows
 
 def reach_of(digits, tokens):
     """-> how many places there are from the first to the last of these."""
@@ -1300,25 +1304,17 @@ def enumerate_windows(config, bias):
 
 def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
-    same windows by the model's own bias, in drawn questions of these lengths, at the first with all
-    single digits; INF if a row shows another window or a logit is not a number. Raises: BadInput if
-    no question can be drawn."""
+    same windows by the model's own bias, in drawn questions of these lengths; INF if a row shows
+    another window or a logit is not a number. Raises: BadInput if no question can be drawn."""
     config, drift = windows.config, 0.0
-    spec, n_digit = config.spec, config.spec.operands.count("digit")
-    number = {window: n for n, window in enumerate(windows.seen)}
+    spec, number = config.spec, {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
-    drawn = []
     for length in lengths:
+        n = max(2, 200 // length)
+        if length == 20:  # about ten questions of each combination of single digits
+            n = max(n, min(5000, 10 * spec.base ** spec.operands.count("digit")))
         with seeded(config.seed, "drift", length):
-            drawn.append(draw_questions(config, draw_hard, length, max(2, 200 // length)))
-    if n_digit:
-        singles = torch.tensor(list(itertools.product(range(spec.base), repeat=n_digit)))
-        with seeded(config.seed, "drift"):
-            width = max(config.widths[0], lengths[0] + spec.headroom)
-            columns = draw_columns(spec, draw_hard, lengths[0], width, len(singles))
-        columns[:, :, -n_digit:] = singles[:, None]
-        drawn += zip(*(part.split(500) for part in arrange(spec, columns, config.align)))
-    for source, target in drawn:
+            source, target = draw_questions(config, draw_hard, length, n)
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
         if set(seen) - number.keys():
