@@ -1211,7 +1211,7 @@ def read_lines(config, lines):
         elif line.attention == "cross" and line.direction == running and line.block < n_number:
             place = line.offset - 1 if config.spec.msd_first else line.offset
             digits.append((place, line.head, line.bias, line.block))
-        elif line.attention == "self" or line.direction:
+        elif line.attention == "self" or line.direction or line.offset:
             raise RunFailed(f"no proof: {line} shows no place at a fixed distance")
     return digits, tokens
 
@@ -1235,8 +1235,8 @@ def read_bias(config, bias):
     return digits, tokens
 
 def rows_seen(config, bias, width):
-    """-> for each row, the set of (attention, operand, place relative to the row, head, bias) of its
-    open keys; a symbol has operand -1 and, as its place, how many symbols are on its left."""
+    """-> for each row, the set of (attention, operand, place relative to the row, head, bias) of
+    its open keys; a symbol has operand -1 and, as its place, how many symbols are on its left."""
     columns = torch.zeros(1, width, len(config.spec.operands)).long()
     for operand, kind in enumerate(config.spec.operands):
         if kind == "number" or config.align:  # instead of digits, marks of operand and place

@@ -5,7 +5,7 @@
 #
 # Records go to runs/records/LIST.jsonl; what has one is not run again. JOBS=2: two at a time.
 set -euo pipefail
-cd "$(dirname "$0")"
+CDPATH= cd "$(dirname "$0")"
 export OMP_NUM_THREADS=1
 export records=runs/records
 

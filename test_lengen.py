@@ -716,7 +716,8 @@ def test_shares_that_rounding_hides_are_refused():
         why = windows_of(one_layer(), lines).why
         assert why == ("no proof: a bias leaves an open key less than 1e-06 of the attention"
                        if bias == -40 else "")
-    for line in Line(0, -1, 1, 0, 0.0, 1.0), Line(0, 1, 0, 0, 0.0, 1.0):
+    for line in (Line(0, -1, 1, 0, 0.0, 1.0), Line(0, 1, 0, 0, 0.0, 1.0), Line(0, 0, 0, 2, 0.0, 1.0),
+                 Line(0, 0, 0, 0, 0.0, 1.0, attention="self")):
         assert "shows no place at a fixed distance" in windows_of(one_layer(), [line]).why
 
 def test_lines_are_dealt_to_heads_and_numbers_may_share_one(monkeypatch):
@@ -1632,6 +1633,31 @@ def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained):
     found = "\n".join(L.summary(record))
     assert "60.0%; raise --steps\n" in found
     assert "proof     so; kappa" in found
+
+def test_the_summary_shows_its_example_as_it_is_asked_and_few_rows_of_lines(trained):
+    for task, pattern in ("nx1", r"\d+\*\d -> \d+"), ("addition", r"\d+\+\d+ -> \d+"):
+        config = Config(task, method="window-nope")
+        text = L.example_as_numbers(Run(config, dict(example=L.example_of(config))))
+        assert re.fullmatch(pattern, text)
+    record = copy.deepcopy(trained["successor"][1])
+    record["lines"] = [Line(0, 1, 0, offset, 0.0, 1.0, layer)._asdict()
+                       for layer in range(6) for offset in range(50)]
+    rows = [row for row in L.summary(record) if row.startswith("  ")]
+    assert rows[0].startswith("  layer 1,2,3,4,5,6 cross head 1: diagonal")
+    assert rows[40] == "  10 more in result.json" and "  layer" not in rows[41]
+
+def test_shares_right_are_counted_without_rounding():
+    """In float32, 999 of 1,000 is below .999, so that 99.8% would be printed."""
+    data = data_of(small(task="successor"), 9)
+    with patch.object(L, "right_tokens", return_value=torch.arange(1000)[:, None] > 0):
+        [share] = data.check(None)
+    assert L.percent(share) == "99.9%"
+
+@parametrize("arguments", [
+    "--task=multiplication --lengths=1 --train-digits=1", "--task=multiplication --lengths=3"])
+def test_encoders_of_few_digits_run(command, arguments):
+    options = "--d-model=16 --n-head=2 --batch=8 --steps=2 --samples=5 --examples=9 --train-digits=1"
+    assert command(f"{options} {QUIET} {arguments}")[0] == 0
 
 def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
     folder, _ = trained["parity"]

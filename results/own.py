@@ -66,6 +66,7 @@ def main(task="successor", seed=0, kind=Model):
     """Teach a model of this kind by ABC. Its proof and the rows of its tests are returned."""
     if task == "--help":
         return print(sys.modules[kind.__module__].__doc__)
+    torch.set_num_threads(1)  # of small kernels, more are slower
     plain = L.Config(task, method="vanilla", seed=seed, lr=3e-3)
     abc = L.Config(task, method="abc", seed=seed, lr=4e-3, lengths=(6, 10, 20, 60, 150))
     torch.manual_seed(plain.seed)

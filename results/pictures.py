@@ -21,11 +21,14 @@ COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 
 def pyplot():
     """-> matplotlib.pyplot that draws to files."""
+    import matplotlib
+    matplotlib.use("agg")  # before pyplot looks for a screen
     import matplotlib.pyplot as plt
-    plt.switch_backend("agg")
     cycle = plt.cycler(color=COLOURS, marker=list("osv^DPX<"))
+    cycle = plt.cycler(linestyle=["-", "--", ":", "-."]) * cycle
     plt.rcParams.update({"axes.prop_cycle": cycle, "font.size": 9, "image.aspect": "auto",
-                         "savefig.dpi": 80, "figure.constrained_layout.use": True})
+                         "savefig.dpi": 80, "figure.constrained_layout.use": True,
+                         "figure.max_open_warning": 0})
     return plt
 
 def heat_maps(panels, matrices, keys, unit, low, high):
@@ -50,7 +53,7 @@ def draw_bias(plt, model, config, parts):
 
 def draw_attention(plt, model, config):
     """The attention of the last layer, averaged over questions of six digits."""
-    source, target = config.kind.draw_tests(config, 6)["random"]
+    source, target = config.kind.draw_tests(config, min(6, *config.lengths))["random"]
     model(source, target[:, :-1])
     layer = [*model.encoder, *model.decoder][-1]
     parts = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
@@ -63,7 +66,8 @@ def draw_lines(plt, model, config, parts):
     """How many heads open each key, on one question of five digits, and the window of a row."""
     source, target = L.draw_questions(config, L.draw_exact, 5, 1)
     question, answer = L.decode(source[0]), L.decode(target[0])
-    T, row, seen = len(answer) - 1, 3, []
+    T, seen = len(answer) - 1, []
+    row = min(3, T - 1)
     figure, panels = plt.subplots(1, 2, figsize=(9, 4), width_ratios=[T, len(question)])
     for axes, name, tokens in zip(panels, ("self", "cross"), (answer[:-1], question)):
         heads = model.bias(0, name, T, len(tokens)) > -L.INF  # (H, T, S)
@@ -117,7 +121,7 @@ def draw_all(plt, paths):
             continue
         model, config, parts = L.load(path)
         run = path.name
-        if run.startswith("seed"):
+        if [Path(x).name for x in paths].count(run) > 1:  # other runs may have this name
             run = f"{path.parent.name}-{run}"
         with L.seeded("picture"), torch.no_grad():
             if config.model == "pairs":
@@ -142,7 +146,7 @@ def main(argv=None):
             path = Path(options.out, f"{name}.png")
             figure.savefig(path)
             print(path)
-    except (ImportError, OSError, ValueError) as error:  # of JSON, too
+    except (ImportError, OSError, ValueError, KeyError) as error:  # of JSON, too; no record
         print(f"pictures: {error}", file=sys.stderr)
         return 2
     return 0

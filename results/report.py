@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 def read_lines(path):
     """A file with a record on each line -> list of dicts."""
     with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
+        return [json.loads(line) for line in file if line.strip()]
 
 @cache
 def load(name):
