@@ -208,7 +208,8 @@ def test_what_is_no_question_is_refused(more_tasks, monkeypatch, task, operands,
 def test_results_of_any_integer_type_are_integers(monkeypatch, total):
     monkeypatch.setitem(TASKS, "next", Task("n + 1", total, first=1))
     for number in 0, 9, 199, 999_999:
-        assert example("next", str(number))[1] == f"${str(number + 1)[::-1]:0<{len(str(number)) + 1}}&"
+        answer = str(number + 1).zfill(len(str(number)) + 1)
+        assert example("next", str(number))[1] == f"${answer[::-1]}&"
     monkeypatch.setitem(TASKS, "nines", Task("9 - a", lambda carry, a: (9 - a, 0)))
     assert example("nines", "108") == ("$0108&", "$1989&")
 
@@ -486,7 +487,8 @@ def test_biases_of_a_run_are_its_lines_at_every_length(double, task, T):
         assert torch.equal(found, expected) and torch.equal(joined, expected)
 
 def test_layers_and_numbers_have_lines_of_their_own(monkeypatch):
-    """In the direction in which the task computes places. On `$0123456789+0123456789&`. A vertical inside a number means nothing."""
+    """They run as the task's places do. A vertical inside a number means nothing. Attention is of
+    `$0123456789+0123456789&`."""
     own = torch.full((2, 2, 11, 11), 0.01)
     cross = torch.full((2, 2, 11, 23), 0.01)
     own[0, 0].diagonal(-1).fill_(1)
@@ -652,7 +654,7 @@ def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatc
 @parametrize("n_number, n_digit", list(product((1, 2), (0, 1, 2, 6))))
 def test_windows_of_an_own_bias_are_those_of_the_places_that_it_opens(
         monkeypatch, n_number, n_digit):
-    """Which are two of each number, wherever it stands, and single digits, against each question."""
+    """Which are two of each number, wherever it stands, and single digits; by each question."""
     monkeypatch.setattr(L, "LIMIT", 2)
     operands = ("number",) * n_number + ("digit",) * n_digit
     monkeypatch.setitem(TASKS, "sum", Task(
@@ -716,8 +718,9 @@ def test_shares_that_rounding_hides_are_refused():
         why = windows_of(one_layer(), lines).why
         assert why == ("no proof: a bias leaves an open key less than 1e-06 of the attention"
                        if bias == -40 else "")
-    for line in (Line(0, -1, 1, 0, 0.0, 1.0), Line(0, 1, 0, 0, 0.0, 1.0), Line(0, 0, 0, 2, 0.0, 1.0),
-                 Line(0, 0, 0, 0, 0.0, 1.0, attention="self")):
+    for attention, *path in (("cross", -1, 1, 0), ("cross", 1, 0, 0), ("cross", 0, 0, 2),
+                             ("self", 0, 0, 0)):
+        line = Line(0, *path, 0.0, 1.0, attention=attention)
         assert "shows no place at a fixed distance" in windows_of(one_layer(), [line]).why
 
 def test_lines_are_dealt_to_heads_and_numbers_may_share_one(monkeypatch):
@@ -1455,7 +1458,7 @@ def test_the_list_names_all_tasks_methods_and_models(command, monkeypatch):
 def test_positions_that_are_not_there_cost_one_line(command):
     command(f"{SHORT} --method=ape --out=run")
     assert len(L.LearnedPositions(small())("source", torch.arange(4096))) == 4096
-    assert_refused(command(f"--from=run {QUIET} --ask={'9' * 5000}"), "4096 learned positions")
+    assert_refused(command("--from=run --quiet --ask=" + "9" * 5000), "4096 learned positions")
 
 class Hostile:
     def __reduce__(self):  # makes a folder when it is unpickled
@@ -1654,10 +1657,10 @@ def test_shares_right_are_counted_without_rounding():
     assert L.percent(share) == "99.9%"
 
 @parametrize("arguments", [
-    "--task=multiplication --lengths=1 --train-digits=1", "--task=multiplication --lengths=3"])
+    "--task=multiplication --lengths=1", "--task=multiplication --lengths=3"])
 def test_encoders_of_few_digits_run(command, arguments):
-    options = "--d-model=16 --n-head=2 --batch=8 --steps=2 --samples=5 --examples=9 --train-digits=1"
-    assert command(f"{options} {QUIET} {arguments}")[0] == 0
+    options = "--d-model=16 --n-head=2 --batch=8 --steps=2 --samples=5 --examples=9"
+    assert command(f"{options} --train-digits=1 {QUIET} {arguments}")[0] == 0
 
 def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
     folder, _ = trained["parity"]
@@ -1723,6 +1726,64 @@ def test_records_that_differ_in_an_option_are_kept_apart(capsys, monkeypatch):
     pyplot.subplots.return_value = Mock(), axes
     pictures.draw_accuracy(pyplot, records)
     assert [x.args for x in axes.plot.mock_calls] == [([6], [90]), ([6], [0]), ([9], [50])]
+
+class Oracle:
+    """Answers to a calculator's questions, by Python's integers."""
+    def ask(self, task, pairs):
+        of = dict(addition=int.__add__, subtraction=int.__sub__, nx1=int.__mul__,
+                  division=int.__floordiv__)
+        numbers = [(int(a), int(b)) for a, b in pairs]
+        assert task != "subtraction" or all(a >= b for a, b in numbers)
+        assert task not in ("nx1", "division") or all(len(b) == 1 for _, b in pairs)
+        return [str(of[task](a, b)) for a, b in numbers]
+
+def drawn_expression(draw, depth):
+    if depth == 0 or draw.random() < 0.2:
+        digits = "".join(draw.choices(draw.choice(["0123456789", "09"]), k=draw.randint(1, 20)))
+        return draw.choice(["", "-"]) + digits
+    left, right = (drawn_expression(draw, depth - 1) for _ in range(2))
+    return f"({left}) {draw.choice(['+', '-', '*', '//', '/', '%'])} ({right})"
+
+def test_a_calculator_agrees_with_pythons_integers():
+    from results import calculator
+    draw, right = random.Random(0), Counter()
+    for _ in range(400):
+        text = drawn_expression(draw, 3)
+        plain = re.sub(r"\b0+(?=\d)", "", text.replace("//", "/")).replace("/", "//")
+        try:
+            expected = str(eval(plain))
+        except ZeroDivisionError:
+            with raises(BadInput, match="division by 0"):
+                calculator.calculate(Oracle(), text)
+            expected = "none"
+        else:
+            assert calculator.calculate(Oracle(), text) == expected
+        right[expected[0]] += 1
+    assert right["-"] > 50 and right["n"] > 5
+
+@parametrize("text", [
+    "1/0", "2**3", "1.5", "a", "__import__('os')", "1 +", "(" * 999, "1 2", "0x1F"])
+def test_what_cannot_be_calculated_costs_one_line(capsys, monkeypatch, text):
+    from results import calculator
+    monkeypatch.setattr(calculator, "define_tasks", lambda: None)
+    monkeypatch.setattr(calculator, "train", Mock(side_effect=AssertionError))
+    assert calculator.main([text]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+
+def test_a_calculator_asks_models_in_batches(trained, monkeypatch):
+    """Of any length. What is no number is refused."""
+    from results import calculator
+    monkeypatch.setattr(calculator, "define_tasks", lambda: None)
+    monkeypatch.setattr(calculator, "train", lambda task: load(trained[task][0])[:2])
+    models = calculator.Models()
+    assert models.ask("addition", [("7", "0005"), ("9" * 80, "1")]) == ["12", "1" + "0" * 80]
+    a, b = "37" * 25, "73" * 25
+    assert calculator.calculate(models, f"{a} * {b} + 0") == str(int(a) * int(b))
+    assert models.questions < 60 and models.batches == 1 + 1 + 6 + 1
+    with patch.object(L, "generate", lambda model, source, limit: encode("$1+2&")[None]):
+        with raises(RunFailed, match="addition: the model wrote '1[+]2', which is no number"):
+            models.ask("addition", [("1", "2")])
 
 @parametrize("task, method, option, most", [
     ("successor", "abacus", "width", 924), ("parity", "abacus", "lengths", 1023),
