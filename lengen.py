@@ -9,7 +9,7 @@ A transformer that has learned sums of 6 digits fails at 10. Attention Bias Cali
 it exact at every length, in five stages (`learn_abc`, section 7):
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
-2. Average its attention over right answers. On the left is a corner of one head, in percent: row t
+2. Average its attention over right answers. On the left is a part of one head, in percent: row t
    writes digit t of the answer, and columns are the keys at the end of the question.
 
            place 3    2    1    0    &                 place 3     2     1     0    &
@@ -19,23 +19,25 @@ it exact at every length, in five stages (`learn_abc`, section 7):
         t = 3   58   27    4    0    0                       0  -.15     -     -    -
 
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
-   it (31, 22, 27), which tells whether a carry comes. Keep a minimal set of lines that determines
-   every answer, and continue them to any length as a bias on the attention scores, on the right: 0
-   on the strongest line of a head and direction, on others how far their means over all rows are
-   below its mean, elsewhere -inf (-), which closes a key. Lines stop at the number's end, here `&`.
+   it (31, 22, 27), which helps decide whether a carry arrives. Keep a minimal set of lines that
+   determines every answer, and continue them to any length as a bias on the attention scores, on
+   the right: 0 on the strongest line of a head and direction; on others, how far their mean is
+   below its mean (-.15, over all rows, of which four are shown); elsewhere -inf (-), which closes a
+   key. Lines do not leave the number, so `&` stays closed.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
 
-Sections 1 to 4 define and train transformers, and 5 to 7 are ABC. They use nothing of consecutive
-pairs (8), encoders (9) and the command line (10) but `config`: the options of a run as attributes
-(config.lr), and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and
-KINDS (of models), the `widths` of training numbers, and whether to `align` operands.
+The way to the idea is this preamble and sections 1, 2, 5 and 7, about an hour of reading. Section 6
+is the proof, 3 and 4 are the model and its training, and 8 to 10 are consecutive pairs, encoders,
+and options with the command line. All use `config`: the options of a run as attributes (config.lr)
+and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and KINDS (of
+models), the `widths` of training numbers, and whether to `align` operands.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
 vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
-are in digits, and place 0 is the last digit. In docstrings, `x -> y` means that y is returned for
-x; `Source:` names an origin, `Differs:` a departure from it.
+are in digits, and place 0 is the digit that a task computes first. In docstrings, `x -> y` means
+that y is returned for x; `Source:` names an origin, `Differs:` a departure from it.
 
 v1: Duan and Shi 2023, From Interpolation to Extrapolation: Complete Length Generalization for
 Arithmetic Transformers. v2: Duan, Shi and Xu 2024, Attention Bias as an Inductive Bias: How to
@@ -283,8 +285,8 @@ def draw_questions(config, draw, length, n):
     return [torch.stack(rows[:n]) for rows in zip(*found.values())]
 
 # 2. Attention and biases --------------------------------------------------------------------------
-# A bias is added to the scores: 0 is neutral, and -inf closes a key. Tensors made from sizes alone
-# are on torch's default device, which a model sets to its own.
+# A bias is added to the scores: 0 is neutral, and -inf closes a key. Functions that make a bias
+# from sizes alone put it on torch's default device; a model makes its own device the default.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -373,8 +375,9 @@ def causal_bias(T):
 
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside a band, -inf outside. Row i sees itself and the w tokens before it; in
-    cross-attention, the digits at place i and at the w places below it: with w = 1, row 0 sees `9&`
-    of `$0129&`, and row 1 `29`. A place has `step` digits, two if operands are interleaved. Source:
+    cross-attention, column i and the w columns after it, counted from the last one before END: with
+    w = 1, row 0 sees `9&` of `$0129&`, and row 1 `29`. If operands are interleaved, `step` = 2
+    columns are one place. Source:
     v2, App. C.4; columns: the authors' code. Differs: v2's text also opens w positions on the other
     side, and that code does not interleave operands."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
@@ -392,11 +395,11 @@ class Method(NamedTuple):
     position: Callable = None  # config; side, index -> (T, C), added to the embeddings
     bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S), pieces or None
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
-    n_width: int = 1  # training widths; with one, as in the papers, END's row is learned by heart
+    n_width: int = 1  # number of training widths; with one, a model memorizes which row is END's
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
-    window: int = 0  # the bias opens only each row's place and as many places below it; 0: no limit
+    window: int = 0  # `banded` opens a place and as many before it; 0: no proof, unless calibrated
     calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
     period: int = 0  # number of rows after which positions repeat; 0: never
 
@@ -470,8 +473,8 @@ def make_bias(config, lines):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm by default, without torch's norm after the last layer of an encoder below a
-    decoder, whose projections of keys and values can learn the scale."""
+    """Differs: pre-norm by default. Unlike torch's, an encoder that feeds a decoder has no norm
+    after its last layer, as the decoder's projections of keys and values can learn the scale."""
     def __init__(self, config, cross):
         super().__init__()
         scores, C = config.scheme.scores, config.d_model
@@ -810,13 +813,13 @@ class Line(NamedTuple):
     def path(self):
         return self.attention, self.direction, self.block, self.offset
 
-def lines_of(maps, direction):
-    """Maps (H, m, n) of one block -> {offset: the elements of this line (H, elements)}."""
+def lines_of(x, direction):
+    """x (m, n), of one head and block -> {offset: the elements of this line}."""
     if direction == 0:
-        return dict(enumerate(maps.unbind(2)))
+        return dict(enumerate(x.unbind(1)))
     if direction < 0:
-        maps = maps.flip(2)
-    return {n: maps.diagonal(n, 1, 2) for n in range(1 - maps.shape[1], maps.shape[2])}
+        x = x.flip(1)
+    return {n: x.diagonal(n) for n in range(1 - len(x), x.shape[1])}
 
 def columns_of(lines, rows, blocks):
     """-> {path: columns in these rows (M,)}, -1 outside the block and, in self-attention, later."""
@@ -835,34 +838,43 @@ def columns_of(lines, rows, blocks):
 EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
 
 def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
-    """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks: those
-    with d_l > mu + kappa * sigma. Their bias is d_l - d_max. d_l is the mean (with total, the sum)
-    of line l, and mu, sigma and d_max are its mean, standard deviation and maximum over the L lines
-    of one head in a group, a tuple of directions. With several blocks, only a block's first column
-    may be a vertical, as others are different places at different widths. ours: only lines that
-    cross more than half of the rows count, as short ones are high by chance, and sigma is
-    multiplied by sqrt(L - 1), the largest possible z: of 16 lines, none reaches the papers' 4.
-    Source: v1, Eqs. 1 and 2. Differs: the printed `d_l - d_max > threshold` holds for no positive
-    threshold, so d_l is compared, as in the authors' code. That code also leaves out sums of 0,
-    counts equal sums once, compares by >=, has the sum as the bias, and opens END in row 0."""
-    for group in groups:
-        values = {}
+    """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks.
+
+    In each head, the lines of one group of directions are compared by their means d. Six, say:
+
+        offset     -2    -1     0     1     2     3       mean mu = .143, deviation sigma = .168
+        mean d    .02   .31   .44   .05   .03   .01       z = (d - mu) / sigma is 1.8 at offset 0
+
+    A line stands out if d > mu + kappa * sigma: for kappa = 1.5 (> .395), that of offset 0, with
+    bias 0; for 0.9 (> .294), that of offset -1, too, with bias .31 - .44 = -.13. With total, d is
+    the sum. Source: v1, Eqs. 1 and 2. Differs: the printed condition, d - d_max > threshold, holds
+    for no positive threshold, so d is compared, as in the authors' code. That code also leaves out
+    sums of 0, counts lines of equal sums as one, compares by >=, takes the sum as the bias, and
+    opens END's column in row 0; this function does not.
+
+    ours: sigma is multiplied by sqrt(L - 1), which no z of L lines exceeds (2.24 above), so that
+    one kappa fits any number of lines; of 16 lines, none reaches the papers' kappa of 4. Only lines
+    that cross more than half of the rows count, as short ones are high by chance.
+
+    With several blocks, only a block's first column may be a vertical, as others are different
+    places at different widths."""
+    for group, (head, maps) in itertools.product(groups, enumerate(attention)):
+        means = {}  # (direction, block, offset) -> d
         for direction in group:
-            for block, maps in enumerate(attention.split(blocks, 2)):
-                for offset, x in lines_of(maps, direction).items():  # (H, elements)
-                    if not ours or x.shape[1] > attention.shape[1] / 2:
-                        values[direction, block, offset] = x.sum(1) if total else x.mean(1)
-        if not values:
+            for block, x in enumerate(maps.split(blocks, 1)):
+                for offset, line in lines_of(x, direction).items():
+                    if not ours or len(line) > len(maps) / 2:
+                        means[direction, block, offset] = line.sum() if total else line.mean()
+        if not means:
             continue
-        d = torch.stack(list(values.values()), 1)  # (H, L)
-        sigma, mu = torch.std_mean(d, 1, correction=0, keepdim=True)
-        unit = sigma * math.sqrt(len(values) - 1) if ours else sigma
+        d = torch.stack(list(means.values()))
+        sigma, mu = torch.std_mean(d, correction=0)
+        unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
         threshold = mu + kappa * unit + 1e-5 * mu  # lines of equal mean differ by rounding
-        bias, z = d - d.amax(1, keepdim=True), (d - mu) / sigma
-        for h, l in (d > threshold).nonzero().tolist():
-            line = Line(h, *list(values)[l], bias[h, l].item(), z[h, l].item())
-            if line.direction or line.offset == 0 or len(blocks) == 1:
-                yield line
+        for (direction, block, offset), x in means.items():
+            if x > threshold and (direction or offset == 0 or len(blocks) == 1):
+                bias, z = x - d.max(), (x - mu) / sigma
+                yield Line(head, direction, block, offset, bias.item(), z.item())
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
@@ -882,7 +894,7 @@ RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, groups=((0,), (-1,)), ours=True)),  # or (1,), see above
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
-    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; by App. F perhaps EACH
+    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; App. F may mean EACH
                cross=dict(kappa=4.5, groups=TOGETHER)),
     "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),  # the authors' code
                  cross=dict(kappa=4.5, groups=((-1,),), total=True)),
@@ -954,7 +966,7 @@ def average_attention(model, source, target):
     """Attention averaged over right answers: source (B, S), target (B, T + 1) -> self (n_layer, H,
     T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
     code, weights are averaged, not scores. Raises: RunFailed if fewer than 1% of the answers are
-    right; 1.3% have led to a proof."""
+    right (a run with 1.3% has still been proved)."""
     demand(len(source), "there are no examples to average attention over")
     right = right_tokens(model, source, target).all(1)
     if right.float().mean() < 0.01:
@@ -1328,9 +1340,10 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
 @torch.no_grad()
 def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
-    all are right. margin: the least lead, in logits, of a right token. It must be MARGIN or more
-    and a thousandth of the largest logit of its row or more, and the drift below MARGIN / 10; what
-    a thousandth exceeds MARGIN by is taken off. The model is left in evaluation mode."""
+    all are right. A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
+    the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
+    margin: the least lead, less what it needs beyond MARGIN. The model is left in evaluation mode.
+    """
     if windows.clash:
         return dict(proved=False, why=f"refuted for any weights: {windows.why}")
     if windows.why:
@@ -1341,8 +1354,8 @@ def prove(model, windows):
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
         lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -INF).amax(2)
         largest = logits.abs().masked_fill(logits.isneginf(), 0).amax(2)
-        excess = (largest / 1000 - MARGIN).clamp(min=0)
-        least = (lead - excess).nan_to_num(-1e9).amin(1)  # (B,)
+        need = (largest / 1000).clamp(min=MARGIN)
+        least = (lead - (need - MARGIN)).nan_to_num(-1e9).amin(1)  # (B,)
         margin, why = min(margin, least.min().item()), ""
         found.append(logits[:, row])
         if margin < MARGIN:
@@ -1577,7 +1590,8 @@ def learn_pairs(run):
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last: places align only at equal length. Differs: 2 of 4 signs.
+# highest digit first, padding last: places align only at equal length. Differs: of the signs +, %, x
+# and * of the source's four operations, there are two: + is elementwise addition's sign, too.
 
 class EncoderTask(NamedTuple):
     about: str
@@ -1616,7 +1630,7 @@ def settle_encoder(config):
 
 def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
-    Sec. 2.1 prints one PAD fewer."""
+    the example that Sec. 2.1 prints has one PAD fewer."""
     spec, W, sources, targets = config.spec, config.width, [], []
     n = len(str(spec.answer(10 ** W - 1, 10 ** W - 1)))
     if config.modulus:
@@ -1857,8 +1871,8 @@ def build(run):
 
 def example_of(config):
     """-> source, target: questions of a task and their answers; for an encoder-decoder, also what
-    `Task.step` returns for every carry and column of digits, if there are at most 1,000 carries.
-    If they are no longer the same, the task was changed."""
+    `Task.step` returns for every carry and column of digits, if there are at most 1,000 carries. A
+    stored run is used only if they are still the same, that is, if its task was not changed."""
     with seeded("example"):
         length = min(4, max(config.lengths))
         found = list(config.kind.draw_tests(config.replace(samples=50), length)["random"])
@@ -1979,7 +1993,7 @@ def execute(run, as_json=False):
     record = make_record(run, tests)
     try:
         show(json.dumps(record) if as_json else "\n".join(summary(record)))
-    finally:  # if printing fails, the record is written; if writing fails, it was printed
+    finally:  # the record is written even if it cannot be printed
         run.write("result.json", json.dumps(record).encode())
     return record
 
