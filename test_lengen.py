@@ -1012,19 +1012,14 @@ def test_weights_that_are_frozen_later_stay(only_matrices):
     assert not torch.allclose(model.encoder[0].feed_forward[0].weight, other)
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_compiled_model_keeps_its_own_attention():
-    model, tokens = drawn_model(), drawn_tokens(2, 9)
-    model(tokens, tokens)
-    attention = model.decoder[0].self_attention
+def test_a_compiled_model_keeps_its_latest_attention():
+    model, first, second = drawn_model(one_layer, method="vanilla"), *drawn_tokens(2, 2, 9)
+    model(second, second)
+    expected = model.decoder[0].self_attention.weights
+    model(first, first)
     model.compile(backend="eager")
-    others = drawn_tokens(2, 9)
-    model(others, others)
-    compiled = attention.weights
-    fresh = drawn_model()
-    fresh.load_state_dict({name.replace("_orig_mod.", ""): x
-                           for name, x in model.state_dict().items()})
-    fresh(others, others)
-    assert_close(compiled, fresh.decoder[0].self_attention.weights)
+    model(second, second)
+    assert_close(model.decoder[0].self_attention.weights, expected)
 
 def test_matrices_are_those_of_linear_layers_by_any_name():
     run, model, _ = new_run("seq2seq")
@@ -1210,6 +1205,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch, k
     texts = [json.dumps(x.parts, default=torch.Tensor.tolist) for x in (run, whole)]
     found, expected = (re.sub(r'"seconds": [\d.]+', "", text) for text in texts)
     assert found == expected
+    if kind == "seq2seq":  # the last kills were in the second attempt, whose lines are dealt
+        dealt = [Line(*line) for line in run.parts["model"]["weights"]["bias._extra_state"]]
+        chosen = [Line(**line) for line in run.parts["lines"]["lines"]]
+        assert dealt == L.deal_lines(chosen, 4) != chosen
 
 def test_a_run_that_has_lines_keeps_them(trained):
     """Windows are theirs: with one line more there are 2,122; without a needed one some clash."""
@@ -1650,11 +1649,11 @@ def test_the_summary_shows_its_example_as_it_is_asked_and_few_rows_of_lines(trai
     assert rows[40] == "  10 more in result.json" and "  layer" not in rows[41]
 
 def test_shares_right_are_counted_without_rounding():
-    """In float32, 999 of 1,000 is below .999, so that 99.8% would be printed."""
+    """In float32, 997 of 1,000 is below .997, so that 99.6% would be printed."""
     data = data_of(small(task="successor"), 9)
-    with patch.object(L, "right_tokens", return_value=torch.arange(1000)[:, None] > 0):
+    with patch.object(L, "right_tokens", return_value=torch.arange(1000)[:, None] > 2):
         [share] = data.check(None)
-    assert L.percent(share) == "99.9%"
+    assert L.percent(share) == "99.7%"
 
 @parametrize("arguments", [
     "--task=multiplication --lengths=1", "--task=multiplication --lengths=3"])
@@ -1680,7 +1679,8 @@ def test_commands_of_the_readme_and_of_recorded_runs_are_valid():
     commands = re.findall(r"(?:lengen.py|[a-z]+ [0-9]-[0-9]+) (--[^`\n>]*)", listed)
     assert len(commands) > 140 and schemes
     for text in commands:
-        given, options = L.parse(text.replace("seed N", "seed 7").split())
+        text = text.replace("seed N", "seed 7").replace("--msd ", "")  # of results/machines.py
+        given, options = L.parse(text.split())
         assert options["from"] or options["list"] or Config(**given)
 
 def test_scripts_of_the_readme_run_as_printed(tmp_path, trained):
