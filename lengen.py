@@ -1208,47 +1208,10 @@ def obstacles(config):
              "the sources' rules": config.rules != "ours", "a label": config.spec.label}
     return ", ".join(name for name, present in found.items() if present)
 
-def read_lines(config, lines):
-    """-> digits, tokens, as `read_bias`. Place 0 is at offset 0 if columns are counted from the end
-    of a number; from its start, it is at offset 1, after the symbol on the left. Likewise, column
-    j of self-attention holds the token of place j - 1. Verticals show symbols and single digits
-    alone. Raises: RunFailed if a line runs as none by our rules does."""
-    digits, tokens = [], set()
-    n_number, running = config.spec.operands.count("number"), -1
-    if config.spec.msd_first:
-        running = 1
-    for line in lines:
-        if line.attention == "self" and line.direction == 1:
-            tokens.add(line.offset - 1)
-        elif line.attention == "cross" and line.direction == running and line.block < n_number:
-            place = line.offset - 1 if config.spec.msd_first else line.offset
-            digits.append((place, line.head, line.bias, line.block))
-        elif line.attention == "self" or line.direction or line.offset:
-            raise RunFailed(f"no proof: {line} shows no place at a fixed distance")
-    return digits, tokens
-
-def read_bias(config, bias):
-    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of each open
-    digit of a number; tokens: the places, relative to t, of the open tokens of the answer. Raises:
-    RunFailed if two widths differ in what they show to a row at the same distance from an end, or
-    if not all rows that are farther than these places reach from both ends see the same."""
-    near = 20
-    short, long = rows_seen(config, bias, 2 * near + 1), rows_seen(config, bias, 2 * near + 8)
-    digits, tokens, middle = [], {0, -1}, short[near]
-    for attention, operand, where, head, value in middle:
-        if attention == "self" and operand == 0:
-            tokens.add(where)
-        elif operand >= 0:
-            digits.append((where, head, value, operand))
-    reach = reach_of(digits, tokens)
-    if (reach > near or short[:near] != long[:near] or short[-near:] != long[-near:]
-            or any(row != middle for row in short[reach:-reach] + long[reach:-reach])):
-        raise RunFailed("no proof: the bias opens keys at no fixed distance from the row")
-    return digits, tokens
-
 def rows_seen(config, bias, width):
     """-> for each row, the set of (attention, operand, place relative to the row, head, bias) of
-    its open keys; a symbol has operand -1 and, as its place, how many symbols are on its left."""
+    its open keys. A token of the answer has operand 0; a symbol has operand -1 and, as its place,
+    the number of symbols on its left."""
     columns = torch.zeros(1, width, len(config.spec.operands)).long()
     for operand, kind in enumerate(config.spec.operands):
         if kind == "number" or config.align:  # instead of digits, marks of operand and place
@@ -1259,17 +1222,36 @@ def rows_seen(config, bias, width):
     for attention, marks in ("self", answer), ("cross", question):
         opened = bias_between(bias, attention, width + 1, len(marks))
         for head, row, key in (opened > -INF).nonzero().tolist():
-            operand, where = divmod(marks[key] - len(VOCAB), width)
-            where -= row
+            operand, place = divmod(marks[key] - len(VOCAB), width)
+            place -= row
             if operand < 0:
-                where = sum(mark < len(VOCAB) for mark in marks[:key])
-            rows[row].add((attention, operand, where, head, opened[head, row, key].item()))
+                operand, place = -1, sum(mark < len(VOCAB) for mark in marks[:key])
+            rows[row].add((attention, operand, place, head, opened[head, row, key].item()))
     return rows
 
-def reach_of(digits, tokens):
-    """-> how many places there are from the first to the last of these."""
-    places = {place for place, *_ in digits} | tokens
-    return max(places) - min(places) + 1
+def places_seen(config, bias):
+    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of each open
+    digit of a number; tokens: the places, relative to t, of the tokens of the answer that it sees
+    or writes; reach: how many places there are from the first of all these to the last. Raises:
+    RunFailed if two widths differ in what they show to a row at the same distance from an end, or
+    if rows that are at least `reach` places from both ends do not all see the same."""
+    near = 20  # rows that are compared at each end
+    if hasattr(bias, "lines"):
+        near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
+    short, long = rows_seen(config, bias, 2 * near + 1), rows_seen(config, bias, 2 * near + 8)
+    digits, tokens, middle = [], {0, -1}, short[near]
+    for attention, operand, place, head, value in middle:
+        if attention == "self" and operand == 0:
+            tokens.add(place)
+        elif operand >= 0:
+            digits.append((place, head, value, operand))
+    places = tokens.union(place for place, *_ in digits)
+    reach = max(places) - min(places) + 1
+    ends_differ = short[:near] != long[:near] or short[-near:] != long[-near:]
+    inner = short[reach:-reach] + long[reach:-reach]
+    if reach > near or ends_differ or any(row != middle for row in inner):
+        raise RunFailed("no proof: keys are open at no fixed distance from the row")
+    return digits, tokens, reach
 
 def short_questions(config, bias):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. Raises:
@@ -1277,12 +1259,7 @@ def short_questions(config, bias):
     if obstacles(config):
         raise RunFailed(f"no proof attempted: this run has {obstacles(config)}")
     spec, scheme = config.spec, config.scheme
-    if hasattr(bias, "lines"):
-        digits, tokens = read_lines(config, bias.lines)
-    else:
-        digits, tokens = read_bias(config, bias)
-    tokens |= {0, -1}  # the row's own place, and the token before it
-    reach = reach_of(digits, tokens)
+    digits, tokens, reach = places_seen(config, bias)
     numbers = list(itertools.product(range(spec.base), repeat=spec.operands.count("number")))
     for singles in itertools.product(range(spec.base), repeat=spec.operands.count("digit")):
         # A row sees digits with their biases, in any order, and repeating positions tell operands
@@ -1590,8 +1567,8 @@ def learn_pairs(run):
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last: places align only at equal length. Differs: of the signs +, %, x
-# and * of the source's four operations, there are two: + is elementwise addition's sign, too.
+# highest digit first, padding last: places align only at equal length. Differs: of the signs of
+# the source's four operations, +, %, x and *, two are used: + is elementwise addition's, too.
 
 class EncoderTask(NamedTuple):
     about: str

@@ -5,11 +5,16 @@ It knows + - * / % and parentheses of integers of any length; / is the quotient 
 the remainder, both with Python's signs. It trains up to four models when they are first needed, of
 addition, subtraction, nx1 and division by one digit, in runs/calculator, about a quarter of a
 minute each, and takes the first seed of each that is proved. Python shifts, compares, keeps signs
-and loops; it never adds two digits."""
+and loops; it never adds two digits.
+
+python -m results.calculator --check N compares N random expressions with Python's integers and
+prints a record."""
 
 import ast
 import contextlib
 import io
+import json
+import random
 import re
 import sys
 import time
@@ -180,6 +185,34 @@ def calculate(models, text):
     negative, digits = evaluate(models, tree.body, numbers)
     return f"-{digits}" if negative and digits != "0" else digits
 
+def draw_expression(draw, n_operation, symbols):
+    """Of integers of 1 to 60 digits out of these symbols, in parentheses."""
+    if n_operation == 0:
+        return draw.choice(["", "-"]) + "".join(draw.choices(symbols, k=draw.randint(1, 60)))
+    n_left = draw.randrange(n_operation)
+    left = draw_expression(draw, n_left, symbols)
+    right = draw_expression(draw, n_operation - 1 - n_left, symbols)
+    return f"({left}) {draw.choice('+-*/%')} ({right})"
+
+def check(models, n):
+    """-> a record: how many of n random expressions of up to three operations, half of them hard,
+    of zeros and nines alone, have Python's value, and how many are refused as divisions by 0."""
+    draw, right, refused = random.Random("calculator"), 0, 0
+    for number in range(n):
+        symbols = ("0123456789", "09")[number % 2]
+        text = draw_expression(draw, draw.randint(1, 3), symbols)
+        found = expected = None  # of a division by 0
+        with contextlib.suppress(L.BadInput):
+            found = calculate(models, text)
+        with contextlib.suppress(ZeroDivisionError):  # Python knows neither / nor zeros in front
+            expected = str(eval(re.sub(r"\b0+(?=[0-9])", "", text).replace("/", "//")))
+        if expected is None:
+            refused += found is None
+        else:
+            right += found == expected
+    return dict(asked=n, right=right, refused=refused, questions=models.questions,
+                batches=models.batches, seconds=round(models.seconds, 1))
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv in (["--help"], []):
@@ -188,6 +221,9 @@ def main(argv=None):
     torch.set_num_threads(1)  # of small kernels, more are slower
     try:
         models = Models()
+        if argv[0] == "--check":
+            print(json.dumps(check(models, int(argv[1]))))
+            return 0
         print(calculate(models, " ".join(argv)), flush=True)
         print(f"{models.questions:,} questions in {models.batches:,} batches, "
               f"{models.seconds:.1f} s", file=sys.stderr)

@@ -194,6 +194,7 @@ FIELDS = {  # by the first word
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
     "gpu": lambda words: listed(gpu(words), "{:.3g}"),
+    "calculator": lambda name: f"{load('calculator')[0][name]:,}",
     "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}")}
 
 def failed_schemes():
