@@ -1358,13 +1358,42 @@ def prove(model, windows):
 # where kappa = 0 lies, so that kappa has to become negative.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
+def deal_lines(lines, n_head, share=False):
+    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
+    more lines than heads, a head's next line has a third of the weight of the one before. share:
+    lines that show the same place of several numbers go to one head, with equal biases."""
+    dealt, heads = {}, {"self": [], "cross": []}  # what has been dealt, in order
+    for line in sorted(lines, key=lambda line: -line.z):
+        shown = line.path
+        if share and line.attention == "cross" and line.direction:
+            shown = line.direction, line.offset  # of any number
+        order = heads[line.attention]
+        if shown not in order:
+            order.append(shown)
+        turn, head = divmod(order.index(shown), n_head)
+        bias = round(-1.1 * turn, 1) + 0.0  # e^-1.1 is a third; not -0.0
+        dealt.setdefault(line.path, line._replace(head=head, bias=bias))
+    return list(dealt.values())
+
+def share_heads(config, lines):
+    """-> lines, their Windows. If these are too many to list, lines that show the same place of
+    several numbers share a head, provided that the order of the numbers, as in a + b + c, does not
+    matter: that then no rows look the same but have to write different tokens."""
+    windows = enumerate_windows(config, make_bias(config, lines))
+    if windows.clash or not windows.why:
+        return lines, windows
+    shared = deal_lines(lines, config.n_head, share=True)
+    fewer = enumerate_windows(config, make_bias(config, shared))
+    if fewer.why:
+        return lines, windows._replace(why=f"{windows.why}; {fewer.why}")
+    return shared, fewer
+
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
     answers to a pool of questions: until no two of its rows *clash*, that is, see the same but have
     to write different tokens. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. Where windows are too many to list, operands share heads if
-    their order does not matter, as in a + b + c. With `obstacles` to a proof, such as the sources'
-    rules, all lines at RULES' kappa are kept. Raises: RunFailed."""
+    enumerated; a clash joins the pool. With `obstacles` to a proof, such as the sources' rules, all
+    lines at RULES' kappa are kept. Raises: RunFailed."""
     if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
@@ -1387,36 +1416,11 @@ def choose_lines(config, attention):
                 fewer = [line for line in lines if line.path != path]
                 if path != ("self", 1, 0, 0) and not clashes(fewer):
                     lines = fewer
-            windows = enumerate_windows(config, make_bias(config, lines))
-            if windows.why and not windows.clash:
-                shared = deal_lines(lines, config.n_head, share=True)
-                fewer_windows = enumerate_windows(config, make_bias(config, shared))
-                if not fewer_windows.why:
-                    return kappa, shared, fewer_windows
-                windows = windows._replace(why=f"{windows.why}; {fewer_windows.why}")
+            lines, windows = share_heads(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
     raise RunFailed(f"no lines determine the answer: {clashes(opened)}")
-
-def deal_lines(lines, n_head, share=False):
-    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
-    more lines than heads, a head's next line has a third of the weight of the one before. share:
-    lines that show the same place of several numbers go to one head, with equal biases."""
-    strongest = {}
-    for line in sorted(lines, key=lambda line: -line.z):
-        strongest.setdefault(line.path, line)
-    groups, dealt = {}, []
-    for line in strongest.values():
-        numbers = line.attention == "cross" and line.direction != 0
-        path = (line.direction, line.offset) if share and numbers else line.path
-        groups.setdefault(line.attention, {}).setdefault(path, []).append(line)
-    for of_attention in groups.values():
-        for n, group in enumerate(of_attention.values()):
-            turn, head = divmod(n, n_head)
-            bias = round(-1.1 * turn, 1) + 0.0  # not -0.0; e^-1.1 = 1/3
-            dealt += [line._replace(head=head, bias=bias) for line in group]
-    return dealt
 
 def new_model(run, name, config, lines=()):
     """-> a model on the run's device, initialized from the seed and `name`; a calibrated method
