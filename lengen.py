@@ -158,14 +158,19 @@ class Task(NamedTuple):
             results = total if isinstance(total, tuple) else (total,)
             results = [torch.as_tensor(x) for x in results]
         except Exception as error:  # of any kind, in a function that a user wrote
-            raise BadInput(f"{self.about}: total(carry, *digits) fails: {error}") from error
+            raise BadInput(f"{self.about}: total(carry, *digits) fails: {error!r:.200}") from error
         for x in results:
             if x.is_floating_point() or x.shape not in ((), carry.shape) or len(results) > 2:
-                raise BadInput(f"{self.about}: total is no integers of one shape: {total}")
+                raise BadInput(f"{self.about}: total gives {len(results)} of {x.dtype}, shape "
+                               f"{tuple(x.shape)}, for 1 or 2 integers of {tuple(carry.shape)}")
         results = [x.long().expand_as(carry) for x in results]
         if len(results) == 2:
             return results
         return results[0] % self.base, results[0] // self.base
+
+    @property
+    def odd_digit(self):
+        return f"{self.about}: an answer has a digit that base {self.base} does not have"
 
     @property
     def width(self):
@@ -210,13 +215,16 @@ def arrange(spec, columns, align=False):
     """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. Raises: BadInput."""
     answer, carry = [], torch.full_like(columns[:, 0, 0], spec.first)
+    valid = torch.ones_like(carry, dtype=torch.bool)
     for digits in columns.unbind(1):
         digit, carry = spec.step(carry, digits)
+        if (digit < 0).any():
+            valid = valid & (digit != -1)
+            # What would follow a column without an answer does not count.
+            digit, carry = digit.where(valid, 0), carry.where(valid, spec.first)
         answer.append(digit)
     answer = torch.stack(answer, 1)
-    demand(((answer >= -1) & (answer < spec.base)).all(),
-           f"{spec.about}: an answer has a digit that base {spec.base} does not have")
-    valid = (answer >= 0).all(1)
+    demand(((answer >= 0) & (answer < spec.base)).all(), spec.odd_digit)
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
     columns, answer = columns[valid], answer[valid]
@@ -712,6 +720,12 @@ class Run(NamedTuple):
                 part.unlink(missing_ok=True)
                 raise
 
+def load_weights(model, weights):
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # as of another shape
+        raise BadInput(f"--from: has the method or VOCAB changed? {error!r:.200}") from None
+
 def train(run, model, name, data, windows=None):
     """Train a model, or resume training from run.parts[name], which has an "optimizer" until it is
     finished. data has `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step)
@@ -722,7 +736,7 @@ def train(run, model, name, data, windows=None):
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
     if step:
-        model.load_state_dict(part["weights"])
+        load_weights(model, part["weights"])
         if "optimizer" not in part:
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
@@ -1062,9 +1076,20 @@ def bias_between(bias, attention, T, N):
     found = bias(0, attention, T, N)
     if found is None:
         found = torch.zeros(1, T, N)
-    if attention == "self" and torch.is_tensor(found):
-        found = found + causal_bias(T).to(found)
+    if torch.is_tensor(found):
+        found = found.reshape(-1, T, N)
+        if attention == "self":
+            found = found + causal_bias(T).to(found)
     return found
+
+def shares_of(bias):
+    """Bias (H, R, K) -> the shares of attention that it alone gives to keys, on the CPU. Raises:
+    RunFailed if a key is open with a share below LEAST_SHARE."""
+    shares = bias.double().softmax(2)
+    if ((shares < LEAST_SHARE) & ~bias.isneginf()).any():
+        raise RunFailed(f"no proof: a bias leaves an open key less than {LEAST_SHARE:g} of the "
+                        "attention")
+    return shares.cpu()
 
 @torch.no_grad()
 def views_of_rows(config, bias, source, target, rows):
@@ -1083,12 +1108,8 @@ def views_of_rows(config, bias, source, target, rows):
         if torch.is_tensor(pieces):
             pieces = [(rows, slice(None), pieces[:, rows])]
         for _, keys, piece in pieces:
-            shares = piece.double().softmax(2)  # (H, R, K)
-            if ((shares < LEAST_SHARE) & ~piece.isneginf()).any():
-                raise RunFailed(f"no proof: a bias leaves an open key less than {LEAST_SHARE:g} of "
-                                "the attention")
             keys = F.one_hot(tokens[:, keys], len(VOCAB) * period).double()
-            views.append(torch.einsum("hrk,bkv->brhv", shares.cpu(), keys).flatten(2))
+            views.append(torch.einsum("hrk,bkv->brhv", shares_of(piece), keys).flatten(2))
         parts.append(torch.cat(views, 1).round(decimals=9))
     return torch.cat(parts, 2)
 
@@ -1129,6 +1150,7 @@ def follow_carries(spec, singles):
         if len(table) > 1000:
             raise RunFailed("no proof: more than 1,000 carries can be handed on")
         token, after = spec.step(torch.full((len(columns),), carry), torch.tensor(columns))
+        demand(((token >= -1) & (token < spec.base)).all(), spec.odd_digit)
         table[carry] = [move for move in zip(columns, token.tolist(), after.tolist())
                         if move[1] >= 0]
         carries += {after for _, _, after in table[carry]} - set(carries)
@@ -1221,6 +1243,10 @@ def rows_seen(config, bias, width):
     rows = [set() for _ in answer]
     for attention, marks in ("self", answer), ("cross", question):
         opened = bias_between(bias, attention, width + 1, len(marks))
+        if not torch.is_tensor(opened):
+            raise RunFailed("no proof: the method gives its bias in pieces")
+        shares_of(opened)  # which refuses some
+        opened = opened.cpu()
         for head, row, key in (opened > -INF).nonzero().tolist():
             operand, place = divmod(marks[key] - len(VOCAB), width)
             place -= row
@@ -1230,27 +1256,34 @@ def rows_seen(config, bias, width):
     return rows
 
 def places_seen(config, bias):
-    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of each open
-    digit of a number; tokens: the places, relative to t, of the tokens of the answer that it sees
-    or writes; reach: how many places there are from the first of all these to the last. Raises:
-    RunFailed if two widths differ in what they show to a row at the same distance from an end, or
-    if rows that are at least `reach` places from both ends do not all see the same."""
-    near = 20  # rows that are compared at each end
-    if hasattr(bias, "lines"):
+    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of all open
+    digits of numbers; tokens: the places, relative to t, of the tokens of the answer that it sees
+    or writes; reach: how many places there are from the first of all these to the last. All widths
+    from the least training width to 48 are read; those of CalibratedBias need fewer. Raises:
+    RunFailed if rows that are at least `reach` places from both ends do not all see the same, or if
+    rows at the same distance from an end do not. Longer widths are left to `measure_drift`."""
+    near, widths = 20, {config.widths[0], *range(config.widths[0], 49), 41, 48}
+    if type(bias) is CalibratedBias:
         near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
-    short, long = rows_seen(config, bias, 2 * near + 1), rows_seen(config, bias, 2 * near + 8)
-    digits, tokens, middle = [], {0, -1}, short[near]
-    for attention, operand, place, head, value in middle:
+        widths = 2 * near + 1, 2 * near + 8
+    rows_of = {width: rows_seen(config, bias, width) for width in sorted(widths)}
+    digits, tokens, longest = set(), {0, -1}, rows_of[max(widths)]
+    for attention, operand, place, head, value in set().union(*sum(rows_of.values(), [])):
         if attention == "self" and operand == 0:
             tokens.add(place)
         elif operand >= 0:
-            digits.append((place, head, value, operand))
+            digits.add((place, head, value, operand))
     places = tokens.union(place for place, *_ in digits)
     reach = max(places) - min(places) + 1
-    ends_differ = short[:near] != long[:near] or short[-near:] != long[-near:]
-    inner = short[reach:-reach] + long[reach:-reach]
-    if reach > near or ends_differ or any(row != middle for row in inner):
-        raise RunFailed("no proof: keys are open at no fixed distance from the row")
+    fixed = reach <= near
+    for width, rows in rows_of.items():
+        if width > 2 * reach:  # so that rows near one end do not see the other
+            half = width // 2
+            fixed &= rows[:half] == longest[:half] and rows[-half:] == longest[-half:]
+            fixed &= all(row == longest[len(longest) // 2] for row in rows[reach:-reach])
+    if not fixed:
+        raise RunFailed("no proof: keys are open at no fixed distance from the row, or farther "
+                        f"than {near} places")
     return digits, tokens, reach
 
 def short_questions(config, bias):
@@ -1385,7 +1418,9 @@ def share_heads(config, lines):
     shared = deal_lines(lines, config.n_head, share=True)
     fewer = enumerate_windows(config, make_bias(config, shared))
     if fewer.why:
-        return lines, windows._replace(why=f"{windows.why}; {fewer.why}")
+        if fewer.clash:
+            windows = windows._replace(why=f"{windows.why}; {fewer.why}")
+        return lines, windows
     return shared, fewer
 
 def choose_lines(config, attention):
@@ -1483,9 +1518,9 @@ def learn_method(run):
     """Train by a method other than ABC, stopping early if the model can be proved -> proof."""
     config, model = run.config, new_model(run, "model", run.config)
     data = numbers_data(config, split_numbers(config.seed), config.steps, first_training=True)
-    proof = train(run, model, "model", data, enumerate_windows(config, model.bias))
+    proof = train(run, model, "model", data, enumerate_windows(config, model.bias_of))
     if not proof["proved"] and isinstance(model.bias, nn.Module):  # the bias may have been learned
-        proof = prove(model, enumerate_windows(config, model.bias))
+        proof = prove(model, enumerate_windows(config, model.bias_of))
     return proof
 
 def draw_tests(config, length):
@@ -1726,9 +1761,11 @@ def settle_seq2seq(config):
     digits, least = VOCAB.index("+"), spec.width
     signs = re.findall(f"[^{START}{END}{PAD}]", VOCAB[digits:])
     demand(re.fullmatch("number( number)*( digit)*", " ".join(spec.operands))
-           and (len(spec.operands) == 1 or spec.sign in signs) and 2 <= spec.base <= digits,
+           and (len(spec.operands) == 1 or spec.sign in signs) and spec.base in range(2, digits + 1)
+           and spec.headroom in range(64)
+           and {type(x) for x in (spec.base, spec.headroom, spec.first)} == {int},
            f"--task: {config.task} needs a base of 2 to {digits}, operands that are numbers, then "
-           f"digits, and between them a sign of {signs}")
+           f"digits, between them a sign of {signs}, and integers as headroom and first carry")
     config.align = scheme.window > 0 and len(spec.operands) == 2
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(spec.base ** least <= 2 ** 63,
@@ -1838,12 +1875,9 @@ def build(run):
     run.config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may be longer now
     lines = [Line(**line) for line in run.parts["proof"].get("lines", [])]
     model = new_model(run, "model", run.config, lines).eval()
-    source, target, *_ = run.parts["example"]
-    try:
-        model.load_state_dict(part["weights"])
-        logits = model(source, target[:, :-1]).detach().cpu().float()
-    except RuntimeError as error:  # as another shape of a weight
-        raise BadInput(f"--from: has the method changed? {error!r:.200}") from None
+    source, target = run.parts["example"][:2]
+    load_weights(model, part["weights"])
+    logits = model(source, target[:, :-1]).detach().cpu().float()
     if logits.isnan().any():
         raise RunFailed("the weights are not finite; has the method's bias finite gradients?")
     demand(torch.allclose(part.setdefault("logits", logits).float(), logits, atol=MARGIN / 10),
@@ -1852,10 +1886,11 @@ def build(run):
 
 def example_of(config):
     """-> source, target: questions of a task and their answers; for an encoder-decoder, also what
-    `Task.step` returns for every carry and column of digits, if there are at most 1,000 carries. A
-    stored run is used only if they are still the same, that is, if its task was not changed."""
+    `Task.step` returns for every carry and column of digits, if there are at most 1,000 carries,
+    and how the task starts. A stored run is used only if all are the same: its task was not
+    changed."""
     with seeded("example"):
-        length = min(4, max(config.lengths))
+        length = min(4, vars(config).get("width") or 4)  # an encoder has no longer numbers
         found = list(config.kind.draw_tests(config.replace(samples=50), length)["random"])
     if config.model == "seq2seq":
         spec, moves = config.spec, []
@@ -1866,6 +1901,7 @@ def example_of(config):
             found.append(torch.tensor(moves))
         except RunFailed:
             pass
+        found.append(torch.tensor([spec.base, spec.first, spec.headroom, spec.msd_first]))
     return found
 
 def read_checkpoint(folder):
@@ -1877,8 +1913,9 @@ def read_checkpoint(folder):
         state = torch.load(path, map_location="cpu", weights_only=True)
         demand(VOCAB.startswith(state["vocab"]), f"its symbols are {state['vocab']}")
         config = Config(**state["config"])
-        same = map(torch.equal, state["parts"]["example"], example_of(config))
-        demand(all(same), f"{config.task} had other questions or answers")
+        stored, now = state["parts"]["example"], example_of(config)
+        demand(len(stored) == len(now) and all(map(torch.equal, stored, now)),
+               f"{config.task} had other questions or answers")
         return config, state["parts"]
     except Exception as error:
         raise BadInput(f"--from, --ask: {str(folder)!r} cannot be used: {error!r:.300}") from None

@@ -3,6 +3,7 @@
 
 import contextlib
 import copy
+import decimal
 import json
 import math
 import os
@@ -699,7 +700,8 @@ def at_its_place(row, T, S):
 @parametrize("opened", [
     anywhere, lambda row, T, S: [S - 2 - row // 2], lambda row, T, S: [1 + row],
     lambda row, T, S: [S - 2 - row] + [S - 1] * (row == 15),
-    lambda row, T, S: [S - 2 - row + T % 2], lambda row, T, S: [S - 2 - row, max(0, S - 40)]])
+    lambda row, T, S: [S - 2 - row + T % 2], lambda row, T, S: [S - 2 - row, max(0, S - 40)],
+    lambda row, T, S: [S - 2 - row] + [S // 2] * (T == 33)])
 def test_a_bias_that_shows_no_fixed_places_is_not_enumerated(monkeypatch, opened):
     def own(config, layer, attention, T, S):
         bias = torch.full((1, T, S), -INF)
@@ -710,9 +712,49 @@ def test_a_bias_that_shows_no_fixed_places_is_not_enumerated(monkeypatch, opened
     monkeypatch.setitem(METHODS, "own", L.Method("", bias=own, window=1))
     config = one_layer(method="own")
     why = enumerate_windows(config, make_bias(config, ())).why
-    assert why == "no proof: keys are open at no fixed distance from the row"
+    assert why.startswith("no proof: keys are open at no fixed distance from the row, or farther")
     opened = at_its_place
     assert "look the same" in enumerate_windows(config, make_bias(config, ())).why
+
+def test_rows_near_an_end_may_see_other_places(monkeypatch):
+    """The first row sees one place more; a class that changes a calibrated bias; another shape."""
+    class Dims(L.CalibratedBias):
+        def forward(self, layer, attention, T, S):
+            bias = super().forward(layer, attention, T, S).clone()
+            bias[:, :, :S // 2] -= 0.5
+            return bias
+    def sees_more(config, layer, attention, T, S):
+        bias = L.window_bias(1, T, S, attention == "cross")
+        if attention == "cross":
+            bias[0, 0, S - 3] = 0
+        return bias[0]
+    monkeypatch.setattr(L, "LIMIT", 5)
+    addition = TASKS["addition"]._replace(base=2)
+    monkeypatch.setitem(TASKS, "addition", addition)
+    monkeypatch.setitem(METHODS, "more", METHODS["window-nope"]._replace(bias=sees_more))
+    monkeypatch.setitem(METHODS, "dims", METHODS["abc"]._replace(bias=Dims))
+    lines = [Line(0, -1, block, -n, -0.1 * n, 1.0) for block in (0, 1) for n in (0, 1)]
+    for task, method in ("successor", "more"), ("addition", "dims"):
+        config = one_layer(task, method)
+        bias = make_bias(config, lines)
+        short = shown(config, bias, L.short_questions(config, bias))
+        for length in 6, 7, 8, 20, 60:
+            source, target = draw_questions(config, draw_hard, length, 2000 // length)
+            assert shown(config, bias, [(source, target, range(target.shape[1] - 1))]) <= short
+    monkeypatch.setitem(METHODS, "more", METHODS["window-nope"]._replace(bias=lambda *given: [()]))
+    config = one_layer(method="more")
+    assert "in pieces" in enumerate_windows(config, make_bias(config, ())).why
+
+def test_what_follows_no_answer_does_not_count(monkeypatch):
+    """Here a carry of 5, with which 9 would be 14. Other negative digits are none."""
+    def total(carry, a):
+        return torch.where(a == 7, -1, a + carry), torch.where(a == 7, 5, 0)
+    monkeypatch.setitem(TASKS, "odd", Task("a copy without 7", total))
+    source, _ = draw_questions(one_layer("odd"), draw_exact, 3, 50)
+    assert len(source) == 50 and not (source == 7).any()
+    monkeypatch.setitem(TASKS, "odd", Task("odd", lambda carry, a: (a - 3, 0)))
+    with raises(BadInput, match="odd: an answer has a digit that base 10 does not have"):
+        L.follow_carries(TASKS["odd"], ())
 
 def test_shares_that_rounding_hides_are_refused():
     """A hand-set model can attend to a key that has a bias of -40."""
@@ -1181,6 +1223,11 @@ def test_no_held_out_number_is_trained_on(trained, monkeypatch):
     assert len(seen[True]) > 3000 and not seen[True] & held_out
     assert len(seen[False] & held_out) > 900
 
+def test_a_run_is_not_resumed_with_weights_of_other_shapes(trained, monkeypatch):
+    monkeypatch.setattr(L, "VOCAB", L.VOCAB + "-")
+    with raises(BadInput, match="has the method or VOCAB changed"):
+        abc_run(trained, ["vanilla"])
+
 @parametrize("kind", ["seq2seq", "encoder"])
 def test_a_killed_run_goes_on_to_the_same_bits(trained, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(L, "SECONDS", -1)  # each step is saved
@@ -1497,8 +1544,8 @@ def test_weights_that_are_no_numbers_and_other_precisions(trained, monkeypatch):
 def test_a_redefinition_that_few_questions_show_is_seen(tmp_path):
     """Of addition at one of 200 combinations of a carry and two digits, which no example has."""
     config = Config("addition")
-    source, target, table = L.example_of(config)
-    Run(config, {}, tmp_path).keep(example=[source, target, table])
+    source, target, *others = L.example_of(config)
+    Run(config, {}, tmp_path).keep(example=[source, target, *others])
     seen = set()
     for question in map(decode, source):
         a, b = question[1:-1].split("+")
@@ -1510,6 +1557,12 @@ def test_a_redefinition_that_few_questions_show_is_seen(tmp_path):
         assert torch.equal(target, L.example_of(config)[1])
         with raises(BadInput, match="addition had other questions or answers"):
             read_checkpoint(tmp_path)
+    for change in dict(headroom=2), dict(first=1), dict(total=lambda carry, a, b: (a, carry + 1)):
+        with patch.dict(TASKS, addition=TASKS["addition"]._replace(**change)):
+            with raises(BadInput, match="addition had other|gave no question"):
+                read_checkpoint(tmp_path)
+    Run(config, {}, tmp_path).keep(example=[source, target, *others])
+    read_checkpoint(tmp_path)
 
 def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path):
     """Values that were derived when the run was made, such as widths, are not derived again."""
@@ -1536,7 +1589,7 @@ def test_an_interrupted_run_is_finished_from_its_folder(command):
         assert command(f"{NOPE} --out=run")[2] == ["lengen: interrupted; go on by --from run"]
     assert_refused(command("--from=run --ask=1"), "not finished")
     assert_refused(command(f"{SHORT} --out=run"), "File exists")
-    assert command(f"--from=run {QUIET}")[0] == 0
+    assert command(f"--from=run {QUIET} --lengths=1,5")[0] == 0  # not those that it started with
     assert not load("run")[0].training
     assert json.loads(Path("run/result.json").read_text())
 
@@ -1669,7 +1722,7 @@ def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
     monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=L.sinusoids))
     assert_refused(command(f"--from={folder} --ask=101 --quiet"), "has its method changed?")
     monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=L.LearnedPositions))
-    assert_refused(command(f"--from={folder} --ask=101 --quiet"), "has the method changed?")
+    assert_refused(command(f"--from={folder} --ask=101 --quiet"), "method or VOCAB changed?")
 
 # README and the scripts in results/, imported late, as they add methods ---------------------------
 
@@ -1691,7 +1744,7 @@ def test_scripts_of_the_readme_run_as_printed(tmp_path, trained):
     for script in re.findall(r"```python\n(.*?)```", README, re.DOTALL):
         script = script.replace("main([", f"main([*{NOPE.split()}, ")
         runs.append(process(["-c", script], cwd=tmp_path))
-    expected = [f"1{'0' * 300}\n", "'proved': True", "4 steps", "4 steps"]
+    expected = [f"1{'0' * 300}\n", "'proved': True", "4 steps", "4 steps", "4 steps"]
     for run, printed in zip(runs, expected, strict=True):
         out, errors = run.communicate()
         assert printed in out and errors == ""
@@ -1800,6 +1853,131 @@ def test_numbers_beyond_the_positions_are_refused(command, task, method, option,
         assert schemes and model(source, target[:, :-1]).isfinite().all()
     for wrong in f"--{option}={most + 1} --task={task}", f"--method=x {ENCODER}":
         assert_refused(command(f"{SHORT} {wrong} --method={method}"), wrong[:7])
+
+def textbook_norm(layer, x):
+    """Layer norm in one pass, by the mean of squares less the squared mean, and scaled before the
+    mean is subtracted: of the usual ways, the one that loses most digits."""
+    mean = x.mean(-1, keepdim=True)
+    scale = ((x * x).mean(-1, keepdim=True) - mean * mean + layer.eps).rsqrt()
+    return x * scale * layer.weight + (layer.bias - mean * scale * layer.weight)
+
+@torch.no_grad()
+@parametrize("part, change", [*product(["add", "linear", "norm", "attend"], ["rounded", "moved"]),
+                              ("attend", "spread")])
+def test_a_radius_is_large_enough_and_a_hundredth_of_it_is_not(monkeypatch, part, change):
+    """The worst of many draws. Numbers are rounded to float32, whose UNIT is taken, or inputs move
+    by their radii, or shares of keys by SPREAD."""
+    from results import rounding
+    layer = dict(norm=nn.LayerNorm(8), attend=L.MultiHeadAttention(2, 1)).get(part, nn.Linear(2, 2))
+    for weight in layer.parameters():
+        nn.init.normal_(weight)
+    evaluate, bound = dict(
+        add=(torch.add, rounding.add),
+        linear=(lambda x, y: layer(x), lambda x, y: rounding.linear(layer, x)),
+        norm=(lambda x, y: textbook_norm(layer, x), lambda x, y: rounding.norm(layer, x)),
+        attend=(lambda x, y: layer(x, y, bias)[0],
+                lambda x, y: rounding.attend(layer, x, y, bias, 0, spread)))[part]
+    x, y = (torch.rand(20_000, rows, 8 if part == "norm" else 2) for rows in (1, 2))
+    if part == "norm" and change == "rounded":
+        x = x + 150 + 4 * (torch.arange(8) % 2)  # little of the mean of squares is variance
+    bias, spread = torch.tensor([[[0.0, -0.7]]]), 1e-5 * (change == "spread")
+    if change == "rounded":
+        monkeypatch.setattr(rounding, "UNIT", 2.0 ** -23)
+        found = evaluate(x, y).double()
+    layer, x, y = layer.double(), x.double(), y.double()
+    r, s = (1e-5 * (change == "moved") * torch.randint(2, z.shape).double() for z in (x, y))
+    center, radius, _ = bound(rounding.ball(x, r), rounding.ball(y, s))
+    if change != "rounded":
+        bias = (bias.double().softmax(2) + torch.tensor([spread, -spread])).log()
+        found = evaluate(x + r * torch.randn_like(x).sign(), y + s * torch.randn_like(y).sign())
+    worst = ((found - center).abs() / radius).max()
+    assert 0.01 < worst <= 1
+
+def exact(x):
+    """A tensor -> an array of decimals, equal to its numbers."""
+    return np.vectorize(decimal.Decimal, otypes=[object])(x.detach().double().numpy())
+
+def exact_logits(model, source, target):
+    """source (S,), target (T,) -> logits (T, V) by textbook formulas, as decimals."""
+    def linear(layer, x):
+        return x @ exact(layer.weight).T + exact(layer.bias)
+    def norm(layer, x):
+        off = x - x.mean(-1, keepdims=True)
+        scale = np.sqrt((off * off).mean(-1, keepdims=True) + decimal.Decimal(layer.eps))
+        return off / scale * exact(layer.weight) + exact(layer.bias)
+    def attend(layer, x, memory, kind):
+        q, k, v = (linear(way, y).reshape(len(y), layer.n_head, -1).transpose(1, 0, 2)
+                   for way, y in ((layer.q, x), (layer.k, memory), (layer.v, memory)))
+        bias = exact(L.bias_between(model.bias, kind, len(x), len(memory)))
+        weights = np.exp(q @ k.transpose(0, 2, 1) / decimal.Decimal(q.shape[2]).sqrt() + bias)
+        mixed = weights / weights.sum(2, keepdims=True) @ v
+        return linear(layer.out, mixed.transpose(1, 0, 2).reshape(len(x), -1))
+    x, memory = (exact(model.embed(tokens[None], side)[0])
+                 for tokens, side in ((target, "target"), (source, "source")))
+    [layer], y = model.decoder, norm(model.decoder[0].norms[0], x)
+    x = x + attend(layer.self_attention, y, y, "self")
+    x = x + attend(layer.cross_attention, norm(layer.norms[1], x), memory, "cross")
+    hidden = np.maximum(linear(layer.feed_forward[0], norm(layer.norms[2], x)), 0)
+    return linear(model.head, norm(model.norm, x + linear(layer.feed_forward[3], hidden)))
+
+@torch.no_grad()
+@parametrize("method", ["abc", "window-cyclic", "window-nope"])
+def test_logits_are_as_near_to_exact_ones_as_the_radius_says(method):
+    """Those of float64, of 60 digits; those of float32 are farther away."""
+    from results import rounding
+    model = drawn_model(method=method, n_layer=1, n_encoder=0, d_model=8)
+    source, target = encode("$0123+0748&")[None], encode("$1780")[None]
+    logits = [model(source, target), model.double()(source, target)]
+    with decimal.localcontext(decimal.Context(prec=60)):
+        expected = exact_logits(model, source[0], target[0])
+        for row in range(5):
+            center, radius = rounding.logits(model, source, target, row, 0.0)
+            found = logits[0][0, row], logits[1][0, row], center[0]
+            far, *near = (np.abs(exact(x) - expected[row]) > exact(radius[0]) for x in found)
+            assert far.any() and not np.any(near) and radius.max() < 1e-5
+
+@torch.no_grad()
+@parametrize("task", ["successor", "addition", "nx1", "parity"])
+def test_other_orders_more_closed_keys_and_other_norms_stay_within_the_radii(
+        trained, monkeypatch, task):
+    from results import rounding
+    model, config, _ = load(trained[task][0])
+    attend = L.MultiHeadAttention.forward
+    def among_closed_keys(layer, x, memory, bias):
+        closed = 1e6 * torch.randn(len(memory), 300, memory.shape[2]).to(memory)
+        order = torch.randperm(memory.shape[1] + 300)
+        bias = F.pad(bias, (0, 300), value=-INF)[:, :, order]
+        return attend(layer, x, torch.cat([memory, closed], 1)[:, order], bias)
+    for source, target, [row] in enumerate_windows(config, model.bias).questions[::9]:
+        source, target = source[:20], target[:20, :-1]
+        in_float32 = model.float()(source, target)[:, row]
+        center, radius = rounding.logits(model.double(), source, target, row, 0.0)
+        assert ((in_float32 - center).abs() > 2 * radius).any()
+        with monkeypatch.context() as changed:
+            changed.setattr(L.MultiHeadAttention, "forward", among_closed_keys)
+            changed.setattr(nn.LayerNorm, "forward", textbook_norm)
+            found = torch.cat([model(s[None], t[None]) for s, t in zip(source, target)])[:, row]
+        assert ((found - center).abs() <= 2 * radius).all() and not torch.equal(found, center)
+
+def test_runs_are_exact_with_rounding_or_it_is_said_why_not(trained, command, capsys, monkeypatch):
+    from results import rounding
+    folders = [str(folder) for folder, _ in trained.values()]
+    assert rounding.main(folders) == 0
+    assert capsys.readouterr().out.count("exact at every length in float64, rounding") == 4
+    assert rounding.main(folders[:1] + ["--json"]) == 0
+    record, margin = json.loads(capsys.readouterr().out), trained["successor"][1]["proof"]["margin"]
+    assert record["windows"] == 212 and abs(record["lead"] - margin) < 0.01
+    assert record["rounding"] < 1e-6 < record["error"] < 1e-2
+    refused = dict(nope=NOPE, paper=f"{SHORT} --preset=paper --method=window-nope --n-layer=1 "
+                   "--n-encoder=0", pairs=f"{SHORT} --task=consecutive --lengths=8")
+    whys = ("nope", "keys open at any"), ("paper", "preset paper"), ("pairs", "for pairs")
+    for name, why in whys:
+        assert command(f"{refused[name]} --out={name}")[0] == 0
+        assert rounding.main([name]) == 1 and why in capsys.readouterr().out
+    for words in [], ["--what"], ["none"]:
+        assert rounding.main(words) == 2
+    monkeypatch.setattr(rounding, "UNIT", 2.0 ** -23)
+    assert rounding.main(folders[:1]) == 1  # float32 has no such bound
 
 @parametrize("start", ["", "unset BASHPID"])  # which macOS lacks
 def test_a_list_fails_by_its_own_lines_alone(tmp_path, start):
