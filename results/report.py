@@ -176,6 +176,13 @@ def proofs(task):
                        span([proof["margin"] for proof in known]),
                        span([r["train"]["model"]["steps"] for r in proved(found)])])
 
+def bounded(words):
+    """A row of the table of rounding: of all windows of runs, in float64."""
+    found = runs(f"rounding {words}")
+    lead = min(r["lead"] for r in found)
+    error, rounding = (max(r[name] for r in found) for name in ("error", "rounding"))
+    return f"{count_proved(f'rounding {words}')} | {lead:.2f} | {rounding:.1e} | {error:.1e}"
+
 def gpu(words, unit=1):
     """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
     name, text = words.split(" ", 1)
@@ -189,7 +196,7 @@ def gpu_tests(text):
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
     "count": lambda words: str(len(runs(words))),
-    "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
+    "bounded": bounded, "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
