@@ -2034,7 +2034,7 @@ def make_run(given, options):
 def ask_run(folder, questions):
     """Print the answers of the run in a folder, by default of the newest finished run in runs/."""
     if folder is None:
-        records = sorted(Path("runs").rglob("result.json"), key=os.path.getmtime)
+        records = sorted(Path("runs").glob("*/result.json"), key=os.path.getmtime)
         folder = records[-1].parent if records else "runs"
     model, config, parts = load(folder)
     demand(config.model == "seq2seq",

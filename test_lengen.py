@@ -1837,7 +1837,7 @@ def test_a_calculator_asks_models_in_batches(trained, monkeypatch):
     assert calculator.calculate(models, f"{a} * {b} + 0") == str(int(a) * int(b))
     assert models.questions < 60 and models.batches == 1 + 1 + 6 + 1
     with patch.object(L, "generate", lambda model, source, limit: encode("$1+2&")[None]):
-        with raises(RunFailed, match="addition: the model wrote '1[+]2', which is no number"):
+        with raises(RunFailed, match="addition: the model wrote '1[+]2', not 7 digits"):
             models.ask("addition", [("1", "2")])
 
 @parametrize("task, method, option, most", [

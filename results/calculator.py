@@ -5,7 +5,7 @@ It knows + - * / % and parentheses of integers of any length; / is the quotient 
 the remainder, both with Python's signs. It trains up to four models when they are first needed, of
 addition, subtraction, nx1 and division by one digit, in runs/calculator, about a quarter of a
 minute each, and takes the first seed of each that is proved. Python shifts, compares, keeps signs
-and loops; it never adds two digits.
+and loops, and in long division by more than one digit takes the largest multiple that fits.
 
 python -m results.calculator --check N compares N random expressions with Python's integers and
 prints a record."""
@@ -64,8 +64,8 @@ class Models:
         answers = []
         for tokens in L.generate(model, torch.stack(sources), width + 1):
             digits, end, _ = L.decode(tokens)[1:].partition(L.END)
-            if not end or not re.fullmatch("[0-9]+", digits):
-                raise L.RunFailed(f"{task}: the model wrote {digits!r}, which is no number")
+            if not end or not re.fullmatch(f"[0-9]{{{width}}}", digits):
+                raise L.RunFailed(f"{task}: the model wrote {digits!r}, not {width} digits")
             if not spec.msd_first:
                 digits = digits[::-1]
             answers.append(plain(digits))
