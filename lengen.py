@@ -1055,7 +1055,7 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
-MOST_WINDOWS = 2 ** 21  # limit on the number of windows, all of which are kept in memory
+MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
 # The least weight that a bias may give to an open key: shares are compared to 9 decimals, and the
 # scores of queries and keys multiply differences that such rounding hides.
 LEAST_SHARE = 1e-6
