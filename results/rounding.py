@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Rounding, bounded at every length: python -m results.rounding RUN... [--json]
 
-Windows, on which lengen.py proves a model in exact arithmetic, pass through it in float64 as balls,
+Windows, to which lengen.py reduces rows of every length, pass through a model in float64 as balls,
 centers with radii (Moore 1966; Rump 1999). A radius bounds how far the exact value is from the
-center and from what any evaluation computes, so two evaluations differ by twice the radius at most.
-In all, the right token leads if center - 2 radius of its logit > center + 2 radius of all others.
-An evaluation computes a row of any length that shows the window, by lengen's layers in float64. An
-operation errs by a unit in the last place at most, a factor within 1 +- UNIT, and exp, roots and
-divisions by four. Nothing overflows; underflow adds less than TINY. A sum of n products, in any
-order, fused or not, errs by gamma_n = n UNIT / (1 - n UNIT) times the sum of their sizes (Higham,
-Accuracy and Stability of Numerical Algorithms, Secs. 3.1, 4.2; UNIT is twice his u), but not by
-Strassen's method. Mean and variance of C numbers up to M err by gamma_(4C + 40) times M and M^2, by
-two passes, Welford's updates or the mean of squares less the squared mean (Sec. 1.9). A closed key
-has the weight exp(-inf) = 0, exactly, and a finite value. It adds zeros: only open keys count.
-Without queries and keys, scores are 0. Weights and biases are float32 numbers, exact in float64:
--0.14 is the one nearest to it. Positions are as the model adds them. Windows are equal to 9
-decimals, so shares may differ by SPREAD; `rounding` is the largest error without this."""
+center and from what any evaluation computes, so two evaluations differ by twice the radius at
+most. In all, the right token leads if center - 2 radius of its logit > center + 2 radius of all
+others. An evaluation computes a row of any length that shows the window, by lengen's layers in
+float64. An operation errs by a unit in the last place at most, a factor within 1 +- UNIT, and exp,
+roots and divisions by four. Nothing overflows; underflow adds less than TINY. A sum of n products,
+in any order, fused or not, errs by gamma_n = n UNIT / (1 - n UNIT) times the sum of their sizes
+(Higham, Accuracy and Stability of Numerical Algorithms, Secs. 3.1, 4.2; UNIT is twice his u), but
+not by Strassen's method or emulation. Mean and variance of C numbers up to M err by gamma_(4C +
+40) times M and M^2, by two passes, Welford's updates or the mean of squares less the squared mean
+(Sec. 1.9). A closed key has the weight exp(-inf) = 0, exactly, and a finite value. It adds zeros:
+only open keys count. Weights, biases and positions are float32 numbers that this machine computes
+(torch's default type), exact in float64. Windows are equal to 9 decimals, so shares may differ by
+SPREAD; `rounding` is the largest error without this. Only runs that lengen.py has proved, long
+numbers measured, are bounded, for numbers padded with zeros to the training width."""
 
 import json
 import sys
@@ -86,12 +87,14 @@ def logits(model, source, target, row, spread):
 @torch.no_grad()
 def bound(folder):
     """The folder of a run -> its record. Raises: BadInput."""
-    model, config, _ = L.load(folder)
+    model, config, parts = L.load(folder)
     record, found = dict(task=config.task, seed=config.seed, proved=False), []
     kind = f"{config.model}, preset {config.preset}"  # others have norms elsewhere, or GELU
     windows = kind == "seq2seq, preset fast" and L.enumerate_windows(config, model.double().bias)
     if not windows or windows.why:
         return record | dict(verdict=windows.why if windows else f"no bound for {kind}")
+    if not parts["proof"]["proved"]:
+        return record | dict(verdict="not proved by lengen.py, rounding aside")
     for source, target, [row] in windows.questions:
         right, target = target[:, row + 1, None], target[:, :-1]
         center, rounding = logits(model, source, target, row, 0.0)
