@@ -1203,9 +1203,9 @@ def questions_of_row(spec, table, width, row, looks, tokens):
         ways = {}  # carry -> {(what the row sees here, next carry): digits}
         for carry, moves in table.items():
             ways[carry] = {}
+            if is_zero:
+                moves = [move for move in moves if not any(move[0][:n_number])]
             for column, token, after in moves:
-                if is_zero and any(column[:n_number]):
-                    continue
                 look = look_of[column] if look_of else ()
                 if sees_token:
                     look += (token,)

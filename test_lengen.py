@@ -1755,8 +1755,8 @@ def test_readmes_say_what_the_records_make(monkeypatch, tmp_path):
     assert report.main([]) == 0
     shutil.copytree(HERE / "results", tmp_path / "results")
     monkeypatch.setattr(report, "ROOT", tmp_path)
-    changes = {"(69.4": "README.md", ", 1 of 10 of a": "README.md", "| 100 -> ": "results/README.md",
-               "985 were right": "README.md", "| 25 of 25 |": "results/README.md"}
+    changes = {"(69.4": "README.md", ", 1 of 10 of a": "README.md", "985 were right": "README.md",
+               "| 100 -> ": "results/README.md", "| 25 of 25 |": "results/README.md"}
     for number, name in changes.items():
         for page in "README.md", "results/README.md":
             text = (HERE / page).read_text(encoding="utf-8")
