@@ -6,7 +6,8 @@
     python lengen.py --ask 123+748                        # ask the newest finished run in runs/
 
 A transformer that has learned sums of 6 digits fails at 10. Attention Bias Calibration (ABC) makes
-it exact at every length, in five stages (`learn_abc`, section 7):
+it read along lines that continue to any length. In our variant, which adds windows and a proof to
+the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
 2. Average its attention over right answers. On the left is a part of one head, in percent: row t
@@ -76,7 +77,6 @@ with contextlib.suppress(NameError, OSError):
     SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 LOG = logging.getLogger("lengen")  # progress at level INFO, the command's errors at level ERROR
 RANDOM = random.Random()  # draws integers of any size
-INF = math.inf
 SECONDS = 3  # between progress reports, and between saves, of a training
 
 class BadInput(ValueError):
@@ -115,7 +115,7 @@ def percent(share):
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"
-LIMIT = 2 ** 20  # training numbers are below this; most have 6 decimal digits
+LIMIT = 2 ** 20  # training numbers are below this limit; most have 6 decimal digits
 
 def encode(text):
     """A string of VOCAB symbols -> tokens (T,). Raises: ValueError for other symbols."""
@@ -154,8 +154,10 @@ class Task(NamedTuple):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)
         integers, whatever type `total` returns. Raises: BadInput if it fails or returns floats."""
         try:
-            total = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may overwrite
-            results = total if isinstance(total, tuple) else (total,)
+            # It gets copies, as it may change its arguments in place.
+            results = self.total(carry.clone(), *digits.clone().unbind(-1))
+            if not isinstance(results, tuple):
+                results = (results,)
             results = [torch.as_tensor(x) for x in results]
         except Exception as error:  # of any kind, in a function that a user wrote
             raise BadInput(f"{self.about}: total(carry, *digits) fails: {error!r:.200}") from error
@@ -164,13 +166,13 @@ class Task(NamedTuple):
                 raise BadInput(f"{self.about}: total gives {len(results)} of {x.dtype}, shape "
                                f"{tuple(x.shape)}, for 1 or 2 integers of {tuple(carry.shape)}")
         results = [x.long().expand_as(carry) for x in results]
-        if len(results) == 2:
-            return results
-        return results[0] % self.base, results[0] // self.base
-
-    @property
-    def odd_digit(self):
-        return f"{self.about}: an answer has a digit that base {self.base} does not have"
+        if len(results) == 1:
+            return results[0] % self.base, results[0] // self.base
+        digit, carry = results
+        if ((digit < -1) | (digit >= self.base)).any():
+            raise BadInput(f"{self.about}: an answer has a digit that base {self.base} does not "
+                           "have")
+        return digit, carry
 
     @property
     def width(self):
@@ -223,11 +225,9 @@ def arrange(spec, columns, align=False):
             # What would follow a column without an answer does not count.
             digit, carry = digit.where(valid, 0), carry.where(valid, spec.first)
         answer.append(digit)
-    answer = torch.stack(answer, 1)
-    demand(((answer >= 0) & (answer < spec.base)).all(), spec.odd_digit)
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
-    columns, answer = columns[valid], answer[valid]
+    columns, answer = columns[valid], torch.stack(answer, 1)[valid]
     if spec.label:
         answer = answer[:, -1:]
     start, end = (encode(x).expand(len(answer), -1) for x in (START, END))
@@ -252,7 +252,8 @@ def example(task, *operands, width=1, align=False):
     return decode(source[0]), decode(target[0])
 
 def split_numbers(seed):
-    """-> training, held-out integers, 7:1, sorted. Source: v2, App. B. Differs: v2 has 2^20."""
+    """-> training and held-out integers below LIMIT, 7:1, each sorted. Source: v2, App. B (whose
+    range includes 2^20 itself)."""
     order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
     return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
 
@@ -293,15 +294,17 @@ def draw_questions(config, draw, length, n):
     return [torch.stack(rows[:n]) for rows in zip(*found.values())]
 
 # 2. Attention and biases --------------------------------------------------------------------------
-# A bias is added to the scores: 0 is neutral, and -inf closes a key. Functions that make a bias
-# from sizes alone put it on torch's default device; a model makes its own device the default.
+# This section can be copied as it stands; it needs math, torch, nn and F (torch.nn.functional).
+#
+# A bias is added to the scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes
+# alone is on torch's default device, which is the model's own device while the model runs.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
     if bias is None:
         return scores.softmax(-1)
     bias = bias.to(scores)
-    closed = bias.amax(-1, keepdim=True) == -INF
+    closed = bias.amax(-1, keepdim=True) == -math.inf
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
 class MultiHeadAttention(nn.Module):
@@ -316,12 +319,12 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x, memory, bias=None):
-        """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) -> output (B, T, C),
-        weights (B, H, T, S), also kept. A bias too large for memory is an iterator of pieces that
-        cover all rows in order: rows (R,), all keys (K,) that they see, bias (H, R, K). The weights
-        are then None."""
+        """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
+        T, C), weights (B, H, T, S), also kept. For a bias too large for memory, an iterator yields
+        its pieces, which cover all rows in order: rows (R,), the keys (K,) that they see, and the
+        bias (H, R, K) between them. The weights are then None."""
         if bias is not None and not torch.is_tensor(bias):
-            with x.device:  # where pieces are made
+            with x.device:  # the iterator makes each piece when it is needed
                 pieces = [self(x[:, rows], memory[:, keys], piece)[0] for rows, keys, piece in bias]
             self.weights = None
             return torch.cat(pieces, 1), None
@@ -379,37 +382,45 @@ def alibi_bias(n_head, T, S):
 
 def causal_bias(T):
     """-> (1, T, T): 0 for j <= i, -inf above the diagonal."""
-    return torch.full((1, T, T), -INF).triu(1)
+    return torch.full((1, T, T), -math.inf).triu(1)
 
 def window_bias(w, T, S, cross=False, step=1):
-    """-> (1, T, S): 0 inside a band, -inf outside. Row i sees itself and the w tokens before it; in
-    cross-attention, column i and the w columns after it, counted from the last one before END: with
-    w = 1, row 0 sees `9&` of `$0129&`, and row 1 `29`. If operands are interleaved, `step` = 2
-    columns are one place. Source:
-    v2, App. C.4; columns: the authors' code. Differs: v2's text also opens w positions on the other
-    side, and that code does not interleave operands."""
+    """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees its own token and
+    the w tokens before it. In cross-attention, it sees the column of place i and the w columns to
+    the right of it: with w = 1, row 0 sees `9&` of `$0129&`, and row 1 sees `29`. Signs and START
+    take places, too. If two operands are interleaved, `step` = 2 columns belong to one place.
+    Source: v2, App. C.4; columns: the authors' code. Differs: v2's text also opens w positions on
+    the other side, and that code does not interleave operands."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        seen = (S - 2 - seen) // step  # the place of the digit; that of END is -1
-    return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -INF)
+        seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
+    return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -math.inf)
 
 # 3. Transformer and the table of methods ----------------------------------------------------------
 
 class Method(NamedTuple):
-    """position, bias and scores are functions or module classes. Arguments before `;` are given
-    once, when the model is built (to a class, for `__init__`), the others with each call. side is
-    "source" or "target", attention is "encoder", "self" or "cross", index (T,) is 0, 1, ..."""
+    """How a model knows positions. `position`, `bias` and `scores` are functions or module classes.
+    `bind` gives them the arguments before the `;` when the model is built; the others follow with
+    each call. So banded(config, layer, attention, T, S) is a function, and RelativeScores(config,
+    attention) is a class, whose `forward` has the arguments q, k. side is "source" or
+    "target"; attention is "encoder", "self" or "cross"; index (T,) is 0, 1, ..."""
     about: str
     position: Callable = None  # config; side, index -> (T, C), added to the embeddings
-    bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S), pieces or None
+    bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S) or None, no bias
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
-    n_width: int = 1  # number of training widths; with one, a model memorizes which row is END's
+    n_width: int = 1  # number of training widths; trained at one, a model memorizes where rows end
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     window: int = 0  # `banded` opens a place and as many before it; 0: no proof, unless calibrated
-    calibrated: bool = False  # the bias is made of a vanilla model's lines: bias(config, lines)
+    calibrated: bool = False  # bias is given config and the lines of a vanilla model before the ;
     period: int = 0  # number of rows after which positions repeat; 0: never
+
+def bind(part, *given):
+    """Give a part of a method, a class, a function or None, its first arguments."""
+    if isinstance(part, type):
+        return part(*given)
+    return part and functools.partial(part, *given)
 
 def sinusoids(config, side, index):
     return sinusoidal(index, config.d_model)
@@ -453,8 +464,8 @@ METHODS = {  # section 5 adds "abc"
     "alibi": Method("ALiBi, symmetric, in every attention", bias=alibi),
     "alibi-decoder": Method("sinusoids, ALiBi in the decoder's self-attention (code of v2)",
                             sinusoids, alibi),
-    "rope": Method("rotated queries and keys, in every attention", scores=rotary, steps_factor=10,
-                   defaults=dict(lr=3e-3)),
+    "rope": Method("rotated queries and keys, in every attention",
+                   scores=rotary, steps_factor=10, defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
     # At width 61, leading zeros train the positions of 60 digits. Large embeddings and dropout
@@ -467,12 +478,6 @@ METHODS = {  # section 5 adds "abc"
     "window-nope": Method("windows in the decoder, no positions (v2, NoPE+w)", bias=banded,
                           window=1, n_width=9, steps_factor=3),
 }
-
-def bind(part, *given):
-    """Give a part of a method, a class, a function or None, its first arguments."""
-    if isinstance(part, type):
-        return part(*given)
-    return part and functools.partial(part, *given)
 
 def make_bias(config, lines):
     """-> bias(layer, attention, T, S) of the method, made of `lines` if it is calibrated."""
@@ -549,16 +554,18 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> bias (1 or H, T, S), pieces, which are causal as they are made, or None. Other biases
-        of self-attention are made causal here."""
+        """-> the method's bias (1 or H, T, S), causal in self-attention, or None; of a calibrated
+        method, for long numbers, an iterator of pieces, which are causal as they are made."""
         with self.head.weight.device:
-            bias = self.bias
-            if T > 100 and attention != "encoder" and not self.training:
-                bias = getattr(bias, "in_pieces", bias)
-            bias = bias and bias(layer, attention, T, S)
-            if attention == "self" and (bias is None or torch.is_tensor(bias)):
-                bias = causal_bias(T) + (0 if bias is None else bias)
-            return bias
+            long = T > 100 and not self.training  # pieces of fewer rows are slower than the whole
+            if long and attention != "encoder" and hasattr(self.bias, "in_pieces"):
+                return self.bias.in_pieces(layer, attention, T, S)
+            bias = self.bias and self.bias(layer, attention, T, S)
+            if attention != "self":
+                return bias
+            if bias is None:
+                return causal_bias(T)
+            return causal_bias(T) + bias
 
     def forward(self, source, target):
         """source (B, S), target (B, T) -> logits (B, T, V). An encoder uses only the length T."""
@@ -727,11 +734,11 @@ def load_weights(model, weights):
         raise BadInput(f"--from: has the method or VOCAB changed? {error!r:.200}") from None
 
 def train(run, model, name, data, windows=None):
-    """Train a model, or resume training from run.parts[name], which has an "optimizer" until it is
-    finished. data has `steps`, a count, batch(step) -> source (B, S), target (B, T + 1), rate(step)
-    -> share of the peak rate, and check(model) -> list; the curve gets [step, loss, *check]. With
-    windows, training also ends when the model is proved on them -> the last proof. Raises:
-    RunFailed if the loss is not finite."""
+    """Train a model, or resume from run.parts[name], which has an "optimizer" only while training
+    is unfinished. data has `steps`, a count; batch(step) -> source (B, S), target (B, T + 1);
+    rate(step) -> share of the peak rate; and check(model) -> list, which the curve gets as [step,
+    loss, *check]. With windows, training also ends when the model is proved on them -> the last
+    proof. Raises: RunFailed if the loss is not finite."""
     optimizer = Optimizer(model, run.config)
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     step, curve = part["steps"], part["curve"]
@@ -746,7 +753,7 @@ def train(run, model, name, data, windows=None):
     while not done:
         step += 1
         optimizer.share.fill_(data.rate(step))
-        with seeded(run.config.seed, name, step):
+        with seeded(run.config.seed, name, step):  # so that a resumed run draws the same
             loss = graphed_step(model, optimizer, *data.batch(step))
         done = step == data.steps
         if windows and (done or step % 25 == 0 and step >= 50):
@@ -764,7 +771,7 @@ def train(run, model, name, data, windows=None):
             part = dict(steps=step, seconds=seconds, curve=curve, weights=model.state_dict())
             if not done:
                 part["optimizer"] = optimizer.state
-            run.keep(**{name: copy.deepcopy(part)})
+            run.keep(**{name: copy.deepcopy(part)})  # as the next step changes tensors in place
             saved = time.perf_counter()  # however long that took
     return proof
 
@@ -801,6 +808,8 @@ def numbers_data(config, numbers, steps, first_training):
     return SimpleNamespace(steps=steps, batch=batch, rate=rate, check=check)
 
 # 5. ABC: lines, bias, calibration -----------------------------------------------------------------
+# This section, up to `blocks_of`, can be copied as it stands; it needs math, torch and NamedTuple.
+#
 # A line is all elements of an attention matrix along a (row, column) step of (1, 1), (1, 0) or
 # (1, -1). Lines that stand out are extended to other sizes, within blocks of columns: as numbers
 # grow, the first operand moves away from the end of the source, but not within its block.
@@ -836,7 +845,8 @@ def lines_of(x, direction):
     return {n: x.diagonal(n) for n in range(1 - len(x), x.shape[1])}
 
 def columns_of(lines, rows, blocks):
-    """-> {path: columns in these rows (M,)}, -1 outside the block and, in self-attention, later."""
+    """-> {path: the line's column in each of these rows (M,)}, -1 where it has none: outside the
+    block or, in self-attention, after the row."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -844,9 +854,10 @@ def columns_of(lines, rows, blocks):
         column = offset + abs(direction) * rows
         if direction < 0:
             column = size - 1 - column
+        inside = (column >= 0) & (column < size)
         if attention == "self":
-            size = rows + 1
-        columns[path] = torch.where((column >= 0) & (column < size), start + column, -1)
+            inside &= column <= rows
+        columns[path] = torch.where(inside, start + column, -1)
     return columns
 
 EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
@@ -872,30 +883,31 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 
     With several blocks, only a block's first column may be a vertical, as others are different
     places at different widths."""
-    for group, (head, maps) in itertools.product(groups, enumerate(attention)):
-        means = {}  # (direction, block, offset) -> d
-        for direction in group:
-            for block, x in enumerate(maps.split(blocks, 1)):
-                for offset, line in lines_of(x, direction).items():
-                    if not ours or len(line) > len(maps) / 2:
-                        means[direction, block, offset] = line.sum() if total else line.mean()
-        if not means:
-            continue
-        d = torch.stack(list(means.values()))
-        sigma, mu = torch.std_mean(d, correction=0)
-        unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
-        threshold = mu + kappa * unit + 1e-5 * mu  # lines of equal mean differ by rounding
-        for (direction, block, offset), x in means.items():
-            if x > threshold and (direction or offset == 0 or len(blocks) == 1):
-                bias, z = x - d.max(), (x - mu) / sigma
-                yield Line(head, direction, block, offset, bias.item(), z.item())
+    for group in groups:
+        for head, maps in enumerate(attention):
+            means = {}  # (direction, block, offset) -> d
+            for direction in group:
+                for block, x in enumerate(maps.split(blocks, 1)):
+                    for offset, line in lines_of(x, direction).items():
+                        if not ours or len(line) > len(maps) / 2:
+                            means[direction, block, offset] = line.sum() if total else line.mean()
+            if not means:
+                continue
+            d = torch.stack(list(means.values()))
+            sigma, mu = torch.std_mean(d, correction=0)
+            unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
+            threshold = mu + kappa * unit + 1e-5 * mu  # lines of equal mean differ by rounding
+            for (direction, block, offset), x in means.items():
+                if x > threshold and (direction or offset == 0 or len(blocks) == 1):
+                    bias, z = x - d.max(), (x - mu) / sigma
+                    yield Line(head, direction, block, offset, bias.item(), z.item())
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
     cross, the greater bias. Rows that see nothing are opened: by our rules at column 0, the same at
     every length; by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
     columns = columns_of(lines, rows, blocks)
-    bias = torch.full((n_head, len(rows), len(keys)), -INF, device=rows.device)
+    bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
         bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
@@ -915,23 +927,28 @@ RULES = {
 }
 
 def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
-    """For models of one's own: attention (H, m, n), averaged over examples but not heads (as by
-    nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N) of its extended lines.
-    In self-attention, add `causal_bias(M)`. rules: a key of RULES. Lines are found as in its
-    cross-attention, for "ours" in all directions; `changes` are other arguments of `find_lines`.
-    blocks: (size now, size then) of each, by default one. Source: v1, Sec. 5, step 2; v2, App. D,
-    step 2. Raises: BadInput."""
-    demand(attention.dim() == 3 and attention.is_floating_point() and attention.isfinite().all(),
-           f"attention is (H, m, n), of finite floats. Got {attention.dtype}, {attention.shape}.")
-    demand(rules in RULES, f"rules: {rules!r} is none of {list(RULES)}")
+    """For a model of your own, without a proof: attention (H, m, n), averaged over examples but not
+    heads (as by nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N) of its
+    extended lines. In self-attention, add `causal_bias(M)`. blocks: the size of each block of
+    columns as (size in n, size in N), by default one. Lines are found as in cross-attention by
+    RULES[rules], for "ours" in all directions; `changes` replace arguments of `find_lines`. Source:
+    v1, Sec. 5, step 2; v2, App. D, step 2. Raises: ValueError."""
+    if attention.dim() != 3 or not (attention.is_floating_point() and attention.isfinite().all()):
+        raise ValueError("attention is (H, m, n), of finite floats. "
+                         f"Got {attention.dtype}, {attention.shape}.")
+    if rules not in RULES:
+        raise ValueError(f"rules: {rules!r} is none of {list(RULES)}")
     H, _, n = attention.shape
-    now, then = zip(*(blocks or [(n, N)]))
-    demand((sum(now), sum(then)) == (n, N) and min(now + then) > 0,
-           f"blocks add up to {n} and {N}. Got {blocks}.")
+    blocks = blocks or [(n, N)]
+    now, then = [old for old, _ in blocks], [new for _, new in blocks]
+    if (sum(now), sum(then)) != (n, N) or min(now + then) < 1:
+        raise ValueError(f"blocks add up to {n} and {N}. Got {blocks}.")
     if rules == "ours":
         changes = dict(groups=EACH) | changes
     lines = list(find_lines(attention.cpu(), now, **RULES[rules]["cross"] | changes))
     return bias_of_lines(lines, H, then, rules, torch.arange(M), torch.arange(N)).to(attention)
+
+# What follows calibrates the bias of a run.
 
 def blocks_of(config, attention, N):
     """-> sizes of the blocks of N columns. In cross-attention by our rules, these are numbers with
@@ -956,21 +973,23 @@ class CalibratedBias(nn.Module):
 
     def forward(self, layer, attention, T, S):
         """-> bias (H, T, S); None in encoders."""
-        if attention != "encoder":
-            [(_, _, bias)] = self.in_pieces(layer, attention, T, S, size=T)
-            return bias
-
-    def in_pieces(self, layer, attention, T, S, size=None):
-        """Yield rows, keys, the bias between them, by default in pieces of the fastest size."""
+        if attention == "encoder":
+            return None
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
-        rules, blocks = self.config.rules, blocks_of(self.config, attention, S)
-        keys = torch.arange(S)
-        size = size or (2048 if keys.is_cuda else 128)
-        for rows in torch.arange(T).split(size):
-            if size < T and rules == "ours":  # the keys on lines in these rows, and key 0
+        blocks, rows, keys = blocks_of(self.config, attention, S), torch.arange(T), torch.arange(S)
+        return bias_of_lines(lines, self.config.n_head, blocks, self.config.rules, rows, keys)
+
+    def in_pieces(self, layer, attention, T, S):
+        """Yield rows, the keys that they may see, the bias between them, in pieces of the fastest
+        size."""
+        lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
+        blocks, keys = blocks_of(self.config, attention, S), torch.arange(S)
+        for rows in torch.arange(T).split(2048 if keys.is_cuda else 128):
+            if self.config.rules == "ours":  # the keys on lines in these rows, and key 0
                 columns = list(columns_of(lines, rows, blocks).values())
                 keys = torch.cat([rows.new_zeros(1)] + columns).clamp(min=0).unique()
-            yield rows, keys, bias_of_lines(lines, self.config.n_head, blocks, rules, rows, keys)
+            yield rows, keys, bias_of_lines(
+                lines, self.config.n_head, blocks, self.config.rules, rows, keys)
 
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
                         n_width=9, calibrated=True)
@@ -1150,7 +1169,6 @@ def follow_carries(spec, singles):
         if len(table) > 1000:
             raise RunFailed("no proof: more than 1,000 carries can be handed on")
         token, after = spec.step(torch.full((len(columns),), carry), torch.tensor(columns))
-        demand(((token >= -1) & (token < spec.base)).all(), spec.odd_digit)
         table[carry] = [move for move in zip(columns, token.tolist(), after.tolist())
                         if move[1] >= 0]
         carries += {after for _, _, after in table[carry]} - set(carries)
@@ -1158,22 +1176,22 @@ def follow_carries(spec, singles):
 
 def places_to_settle(spec, table):
     """-> `settled`, and after how many places carries then repeat. Raises: RunFailed."""
-    def before(table, carries):  # the carries that can lead to one of these
-        return {carry for carry in table for _, _, after in table[carry] if after in carries}
-    def behind(table, carries):  # those that one of these can lead to
-        return {after for carry in carries for _, _, after in table[carry]}
     n_number = spec.operands.count("number")
-    zeros = {carry: [move for move in moves if not any(move[0][:n_number])]
-             for carry, moves in table.items()}
+    steps, zero_steps = set(), set()  # (carry, next carry), by any digits and by leading zeros
+    for carry, moves in table.items():
+        for column, _, after in moves:
+            steps.add((carry, after))
+            if not any(column[:n_number]):
+                zero_steps.add((carry, after))
     # The carries that arrive at place n, and that can end n places before the end or the headroom.
     arrive, can_end = {spec.first}, set(table)
     if spec.headroom and not spec.msd_first:
         can_end = {0} & can_end
     for _ in range(spec.headroom):
         if spec.msd_first:
-            arrive = behind(zeros, arrive)
+            arrive = {after for carry, after in zero_steps if carry in arrive}
         else:
-            can_end = before(zeros, can_end)
+            can_end = {carry for carry, after in zero_steps if after in can_end}
     known = []
     for n in range(100):
         state = arrive, can_end
@@ -1181,13 +1199,32 @@ def places_to_settle(spec, table):
             settled = known.index(state)
             return settled, n - settled
         known.append(state)
-        arrive, can_end = behind(table, arrive), before(table, can_end)
+        arrive = {after for carry, after in steps if carry in arrive}
+        can_end = {carry for carry, after in steps if after in can_end}
     raise RunFailed("no proof: the carries that a place can get do not repeat within 100 places")
 
-def questions_of_row(spec, table, width, row, looks, tokens):
-    """-> digits (B, W, n) of questions, some invalid, that show all windows of a row. looks: place,
-    relative to the row -> {digits of all operands: what the row sees of them}; tokens: the places
-    whose tokens it sees or writes. Raises: RunFailed.
+def looks_of(config, table, row, opened):
+    """-> what a row sees of its places, given what is open to it, as in `rows_seen`, and the
+    columns of `follow_carries`: {place: {digits of all operands: what it sees of them, as (number,
+    )}}, and the places whose tokens it sees or writes."""
+    tokens, digits = {row - 1, row}, []  # digits: place, head, bias, operand
+    for attention, operand, place, head, value in opened:
+        if attention == "self" and operand == 0:
+            tokens.add(row + place)
+        elif operand >= 0:
+            digits.append((row + place, head, value, operand))
+    # Digits are seen in any order; operands differ only by repeating positions. Looks are numbered.
+    looks, number_of = {place: {} for place, _, _, _ in digits}, {}
+    columns = {column for moves in table.values() for column, _, _ in moves}
+    for place, column in itertools.product(looks, columns):
+        look = sorted((head, value, config.scheme.period and operand, column[operand])
+                      for at, head, value, operand in digits if at == place)
+        looks[place][column] = (number_of.setdefault(tuple(look), len(number_of)),)
+    return looks, tokens
+
+def questions_of_row(spec, table, width, looks, tokens):
+    """-> digits (B, W, n) of questions, some invalid, that show all windows of a row, given its
+    `looks_of`. Raises: RunFailed.
 
     Questions grow from place 0 on. Of the ways to go on that look the same to the row and hand on
     the same carry, one is kept. In 129 + 748, a row that sees place 1, where it writes, and the one
@@ -1199,22 +1236,23 @@ def questions_of_row(spec, table, width, row, looks, tokens):
         is_zero = place >= width - spec.headroom
         if spec.msd_first:
             is_zero = place < spec.headroom
-        look_of, sees_token = looks.get(place - row), place - row in tokens
         ways = {}  # carry -> {(what the row sees here, next carry): digits}
         for carry, moves in table.items():
             ways[carry] = {}
             if is_zero:
                 moves = [move for move in moves if not any(move[0][:n_number])]
             for column, token, after in moves:
-                look = look_of[column] if look_of else ()
-                if sees_token:
+                look = ()
+                if place in looks:
+                    look = looks[place][column]
+                if place in tokens:
                     look += (token,)
                 ways[carry].setdefault((look, after), column)
         extended = {}
         for (seen, carry), columns in partial.items():
             if len(partial) * len(ways[carry]) > TOO_MANY:
                 raise RunFailed(f"no proof: too many windows to list, over {TOO_MANY:,} cases; "
-                              "tested only")
+                                "tested only")
             for (look, after), column in ways[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
         partial = extended
@@ -1247,7 +1285,7 @@ def rows_seen(config, bias, width):
             raise RunFailed("no proof: the method gives its bias in pieces")
         shares_of(opened)  # which refuses some
         opened = opened.cpu()
-        for head, row, key in (opened > -INF).nonzero().tolist():
+        for head, row, key in (opened > -math.inf).nonzero().tolist():
             operand, place = divmod(marks[key] - len(VOCAB), width)
             place -= row
             if operand < 0:
@@ -1255,25 +1293,20 @@ def rows_seen(config, bias, width):
             rows[row].add((attention, operand, place, head, opened[head, row, key].item()))
     return rows
 
-def places_seen(config, bias):
-    """What a bias shows to row t -> digits: (place relative to t, head, bias, operand) of all open
-    digits of numbers; tokens: the places, relative to t, of the tokens of the answer that it sees
-    or writes; reach: how many places there are from the first of all these to the last. All widths
-    from the least training width to 48 are read; those of CalibratedBias need fewer. Raises:
-    RunFailed if rows that are at least `reach` places from both ends do not all see the same, or if
-    rows at the same distance from an end do not. Longer widths are left to `measure_drift`."""
+def reach_of(config, bias):
+    """-> how many places there are from the first to the last that a bias shows to a row, together
+    with those of the tokens of the answer that it sees or writes. All widths from the least
+    training width to 48 are read, of CalibratedBias two. Raises: RunFailed if rows that are at
+    least `reach` places from both ends do not all see the same, or if rows at the same distance
+    from an end do not. Longer widths are left to `measure_drift`."""
     near, widths = 20, {config.widths[0], *range(config.widths[0], 49), 41, 48}
     if type(bias) is CalibratedBias:
         near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
         widths = 2 * near + 1, 2 * near + 8
     rows_of = {width: rows_seen(config, bias, width) for width in sorted(widths)}
-    digits, tokens, longest = set(), {0, -1}, rows_of[max(widths)]
-    for attention, operand, place, head, value in set().union(*sum(rows_of.values(), [])):
-        if attention == "self" and operand == 0:
-            tokens.add(place)
-        elif operand >= 0:
-            digits.add((place, head, value, operand))
-    places = tokens.union(place for place, *_ in digits)
+    places, longest = {-1, 0}, rows_of[max(widths)]
+    for opened in itertools.chain(*rows_of.values()):
+        places |= {place for _, operand, place, _, _ in opened if operand >= 0}
     reach = max(places) - min(places) + 1
     fixed = reach <= near
     for width, rows in rows_of.items():
@@ -1284,35 +1317,28 @@ def places_seen(config, bias):
     if not fixed:
         raise RunFailed("no proof: keys are open at no fixed distance from the row, or farther "
                         f"than {near} places")
-    return digits, tokens, reach
+    return reach
 
 def short_questions(config, bias):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. Raises:
     RunFailed."""
     if obstacles(config):
         raise RunFailed(f"no proof attempted: this run has {obstacles(config)}")
-    spec, scheme = config.spec, config.scheme
-    digits, tokens, reach = places_seen(config, bias)
-    numbers = list(itertools.product(range(spec.base), repeat=spec.operands.count("number")))
+    spec, reach, rows_of = config.spec, reach_of(config, bias), {}
     for singles in itertools.product(range(spec.base), repeat=spec.operands.count("digit")):
-        # A row sees digits with their biases, in any order, and repeating positions tell operands
-        # apart. What it sees is numbered.
-        looks, known = {place: {} for place, *_ in digits}, {}
-        for place, number in itertools.product(looks, numbers):
-            column = number + singles
-            look = sorted((head, value, operand if scheme.period else 0, column[operand])
-                          for at, head, value, operand in digits if at == place)
-            looks[place][column] = (known.setdefault(tuple(look), len(known)),)
         table = follow_carries(spec, singles)
         settled, repeat = places_to_settle(spec, table)
-        period = math.lcm(scheme.period or 1, repeat)
+        period = math.lcm(config.scheme.period or 1, repeat)
         N = settled + reach + settled + spec.headroom
         # The least training width is 7 for addition; for parity it is 20, far beyond N = 3.
         first = config.widths[0]
         last = max(first, N + period - 1) + period - 1
         for width in range(first, last + 1):
-            for row in range(width + 1):
-                columns = questions_of_row(spec, table, width, row, looks, tokens)
+            if width not in rows_of:
+                rows_of[width] = rows_seen(config, bias, width)
+            for row, opened in enumerate(rows_of[width]):
+                looks, tokens = looks_of(config, table, row, opened)
+                columns = questions_of_row(spec, table, width, looks, tokens)
                 for part in columns.split(2 ** 16):  # few enough for memory
                     if len(part):
                         yield *arrange(spec, part, config.align), [row]
@@ -1326,7 +1352,7 @@ def enumerate_windows(config, bias):
 
 def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
-    same windows by the model's own bias, in drawn questions of these lengths; INF if a row shows
+    same windows by the model's own bias, in drawn questions of these lengths; inf if a row shows
     another window or a logit is not a number. Raises: BadInput if no question can be drawn."""
     config, drift = windows.config, 0.0
     spec, number = config.spec, {window: n for n, window in enumerate(windows.seen)}
@@ -1340,11 +1366,11 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
         if set(seen) - number.keys():
-            return INF
+            return math.inf
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         expected = logits[[number[window] for window in seen]]
         difference = (found - expected).abs().masked_fill(found == expected, 0)  # -inf, too
-        drift = max(drift, difference.nan_to_num(INF).max().item())
+        drift = max(drift, difference.nan_to_num(math.inf).max().item())
     return drift
 
 @torch.no_grad()
@@ -1359,10 +1385,10 @@ def prove(model, windows):
     if windows.why:
         return dict(proved=False, why=windows.why)
     model.eval()
-    margin, drift, why, found = INF, None, "there are no questions", []
+    margin, drift, why, found = math.inf, None, "there are no questions", []
     for source, target, [row] in windows.questions:
         logits, want = model(source, target[:, :-1]).cpu(), target[:, 1:, None]  # (B, T, V)
-        lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -INF).amax(2)
+        lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -math.inf).amax(2)
         largest = logits.abs().masked_fill(logits.isneginf(), 0).amax(2)
         need = (largest / 1000).clamp(min=MARGIN)
         least = (lead - (need - MARGIN)).nan_to_num(-1e9).amin(1)  # (B,)
@@ -1374,7 +1400,7 @@ def prove(model, windows):
     if not why:
         try:
             drift = measure_drift(model, windows, torch.cat(found))
-            if drift == INF:
+            if drift == math.inf:
                 drift, why = None, "longer questions show windows that were not listed"
             elif drift >= MARGIN / 10:
                 why = f"logits of longer questions drift by {drift:.1e}"
@@ -1465,13 +1491,11 @@ def new_model(run, name, config, lines=()):
         return config.kind.model(config, **given).to(run.device)
 
 def learn_abc(run):
-    """Train a model by ABC in five stages -> proof. Source: v1, Sec. 5; v2, App. D. Differs, beside
-    `numbers_data`: kappa falls until windows determine the answer; lines are few; retraining starts
-    from the vanilla model with zero queries and keys, and ends with the proof. A run (`Run`) keeps
-    what each stage makes in `parts`, so that an interrupted one resumes; `train` resumes, too."""
+    """Train a model by ABC in five stages -> proof. `train` and `parts` keep what a stage has made,
+    so that an interrupted run resumes. Source: v1, Sec. 5; v2, App. D. Differs: kappa falls until
+    windows determine the answer; few lines are kept; the vanilla model is retrained, and proved."""
     config, parts, numbers = run.config, run.parts, split_numbers(run.config.seed)
-    # 1. A vanilla model learns, from random weights. It is never tested, so `lengths`, for which it
-    # has no limit above 2,000, do not matter.
+    # 1. A vanilla model learns, from random weights. It is never tested at the run's lengths.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1489,16 +1513,14 @@ def learn_abc(run):
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
     for attempt in 1, 2:
-        # 4. Retraining starts from the vanilla weights, with queries and keys set to zero, so that
-        # the bias alone determines attention. They stay zero, as the gradient of each has the other
-        # as a factor. A second attempt, and all under other rules, start from random weights.
-        if attempt == 2:
-            # The first failed perhaps because a head mixes lines, so that two digits look nearly
-            # the same in either order. Now they are dealt, unless windows are then too many.
+        if attempt == 2:  # a head that mixes lines may show two digits in either order nearly alike
             dealt = deal_lines(lines, config.n_head)
             dealt_windows = enumerate_windows(config, make_bias(config, dealt))
             if not dealt_windows.why:
                 lines, windows = dealt, dealt_windows
+        # 4. Retraining starts from the vanilla weights, with queries and keys set to zero, so that
+        # the bias alone determines attention. They stay zero, as the gradient of each has the other
+        # as a factor. A second attempt, and all under other rules, start from random weights.
         name = f"attempt {attempt}"
         model = new_model(run, name, config, lines)
         if attempt == 1 and config.rules == "ours":
@@ -1525,7 +1547,9 @@ def learn_method(run):
 
 def draw_tests(config, length):
     """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
-    n = config.samples if length <= 100 else min(config.samples, 200)  # long ones are slow
+    n = config.samples
+    if length > 100:
+        n = min(n, 200)  # long questions are slow
     tests = dict(random=draw_questions(config, draw_exact, length, n))
     if length == max([x for x in config.lengths if x <= 60], default=0):
         with seeded(config.seed, "hard", length):
@@ -1668,18 +1692,21 @@ def encoder_data(config, n_short, n_long, steps):
     """n_short first operands, whose second is drawn at each use, and n_long long questions. The
     curve tests train_digits and the longest prime_lengths (Figs. 3b, 4d). Differs: 100 warm-up
     steps; draws with replacement; in the fast preset, lengths of short operands are uniform."""
-    def draw_short(length):
-        least = 1
-        if config.preset == "fast":
-            least = length = RANDOM.randint(1, length)
-        return RANDOM.randrange(10 ** (least - 1), 10 ** length)
+    def draw_short(digits):
+        if config.preset == "paper":
+            return RANDOM.randrange(1, 10 ** digits)
+        digits = RANDOM.randint(1, digits)
+        return RANDOM.randrange(10 ** (digits - 1), 10 ** digits)
     with seeded(config.seed, "examples", n_short, n_long):
         known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
         known += draw_integers(config, RANDOM.choices(config.prime_lengths, k=n_long))
     def batch(step):
-        most = config.second_digits or config.train_digits
-        pairs = RANDOM.choices(known, k=config.batch)
-        return arrange_encoder(config, [(a, b or draw_short(most)) for a, b in pairs])
+        pairs = []
+        for a, b in RANDOM.choices(known, k=config.batch):
+            if b is None:  # the second operand of a short question
+                b = draw_short(config.second_digits or config.train_digits)
+            pairs.append((a, b))
+        return arrange_encoder(config, pairs)
     def check(model):
         test = config.replace(lengths=(config.train_digits, max(config.prime_lengths)), samples=200)
         return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
@@ -1811,7 +1838,7 @@ def options_of(text, column):
 
 def accept(name, value, default):
     """A value of an option, or its text, such as "5,6" -> a plain value of its default's type, for
-    None an integer. Fractions are 0 to 1, integers 1 (or a default of 0) to 10^9. Raises:
+    None an integer. Floats are 0 to 1; integers are 1 to 10^9, or 0 if that is the default. Raises:
     BadInput."""
     flag = f"--{name.replace('_', '-')}"
     if name in CHOICES:
@@ -1819,21 +1846,24 @@ def accept(name, value, default):
         demand(value in choices, f"{flag}: {value!r} is none of {choices}")
         return type(default)(value)  # not a NumPy string, which checkpoints refuse
     several = value if isinstance(value, (list, tuple)) else str(value).split(",")
-    read, least, most = int, int(default != 0), 10 ** 9
+    read, least, most = int, 1, 10 ** 9
     if isinstance(default, float):
         read, least, most = float, 0, 1
+    elif default == 0:
+        least = 0
     try:
         numbers = tuple(read(str(number)) for number in several)
-        demand(least <= min(numbers) <= max(numbers) <= most, "")
-        if not isinstance(default, tuple):
-            [numbers] = numbers
-        return numbers
     except ValueError:
-        raise BadInput(f"{flag}: {value!r} is invalid") from None
+        numbers = ()
+    demand(numbers and all(least <= number <= most for number in numbers)
+           and (isinstance(default, tuple) or len(numbers) == 1), f"{flag}: {value!r} is invalid")
+    return numbers if isinstance(default, tuple) else numbers[0]
 
 class Config:
-    """Defaults are those of the preset, the method, the task and the kind of model, in this order
-    of precedence. Differs: but for the paper preset, they are small and fast. Raises: BadInput."""
+    """The options of a run as attributes, and what follows from them. An option that is not given
+    has the default of the paper preset (if that is chosen), or else of the method, of the task, or
+    of the kind of model. Differs: but for the paper preset, models are small and fast. Raises:
+    BadInput."""
     method, preset, n_layer, n_head = None, "fast", 0, 1  # where a kind of model lacks the option
 
     def __init__(self, task=None, model=None, **given):
@@ -1863,7 +1893,8 @@ class Config:
         self.values = {name: getattr(self, name) for name in values}
 
     def replace(self, **changes):
-        """-> Config of the same values but for these changes."""
+        """-> Config of the same values but for these changes. All values count as given: the number
+        of steps, for example, does not follow a change of the method."""
         return Config(**self.values | changes)
 
     def __reduce__(self):  # pickles `values` alone, as entries of tables may be functions
@@ -1872,7 +1903,8 @@ class Config:
 def build(run):
     """-> the trained model of a run, in evaluation mode. Raises: BadInput if its method changed."""
     part = run.parts["model"]
-    run.config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may be longer now
+    # VOCAB may have more symbols than when the model was trained.
+    run.config.n_vocab = len(part["weights"]["embedding.weight"])
     lines = [Line(**line) for line in run.parts["proof"].get("lines", [])]
     model = new_model(run, "model", run.config, lines).eval()
     source, target = run.parts["example"][:2]
@@ -1880,7 +1912,9 @@ def build(run):
     logits = model(source, target[:, :-1]).detach().cpu().float()
     if logits.isnan().any():
         raise RunFailed("the weights are not finite; has the method's bias finite gradients?")
-    demand(torch.allclose(part.setdefault("logits", logits).float(), logits, atol=MARGIN / 10),
+    if "logits" not in part:  # it has just been trained
+        part["logits"] = logits
+    demand(torch.allclose(part["logits"].float(), logits, atol=MARGIN / 10),
            "the model answers otherwise than when it was trained; has its method changed?")
     return model
 
@@ -1996,14 +2030,14 @@ def execute(run, as_json=False):
     run.keep()
     LOG.info(f"{config.task}, {example_as_numbers(run)}, {config.model}, seed {config.seed}, "
              f"{run.device}, {run.folder or 'tested again'}")
-    proof = run.parts.get("proof")
-    if proof is None:
+    is_finished = "proof" in run.parts
+    if not is_finished:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         run.parts["proof"] = learn(run) or {}
-    model = build(run)
-    if proof and proof["proved"]:  # of an older run: made again, as this file may have changed
+    model, proof = build(run), run.parts["proof"]
+    if is_finished and proof.get("proved"):  # this file may have changed since
         proof.update(prove(model, enumerate_windows(config, model.bias)))
-    tests, proof = evaluate(model, config), run.parts["proof"]
+    tests = evaluate(model, config)
     wrong = sum(row["n"] - row["correct"] for row in tests["rows"])
     if proof.get("proved") and wrong:  # the code that runs on long numbers is not what was proved
         proof.update(proved=False, why=f"right on all windows, but wrong in {wrong:,} tests")
@@ -2094,7 +2128,7 @@ def main(argv=None):
         return fail(f"interrupted{go_on}", 130)
     except RunFailed as error:
         return fail(error, 1)
-    except (BadInput, OSError) as error:  # such as a full disk
+    except (BadInput, OSError) as error:  # OSError: such as a full disk
         return fail(error, 2)
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import sys
 from collections import Counter, defaultdict
 from itertools import count, cycle, product
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import Mock, call, patch
 
 import numpy as np
@@ -445,6 +446,27 @@ def test_uniform_attention_opens_the_first_key_alone():
         bias = abc_bias(torch.full((2, 11, n), 1 / n), 20, 30)
         assert bias[:, :, 0].isfinite().all()
         assert bias.isfinite().sum() == 40
+
+def test_sections_can_be_copied_as_they_stand():
+    """Into an empty file, after the imports that their first lines name."""
+    text = Path(L.__file__).read_text()
+    attention = text[text.index("# 2. "):text.index("# 3. ")]
+    lines = text[text.index("# 5. "):text.index("# What follows calibrates")]
+    copied = dict(__name__="copied", torch=torch, math=math, nn=torch.nn, F=F)
+    exec(attention, copied)
+    x, table = torch.randn(2, 4, 8, 6), torch.randn(9, 6)
+    copied["MultiHeadAttention"](6, 2)(x[0], x[1], copied["alibi_bias"](2, 8, 8))
+    assert_close(copied["rope"](x), L.rope(x))
+    assert_close(copied["relative_scores"](x, table, x), L.relative_scores(x, table, x))
+    assert_close(copied["window_bias"](1, 7, 7) + copied["causal_bias"](7), L.window_bias(1, 7, 7))
+    copied = dict(__name__="copied", torch=torch, math=math, NamedTuple=NamedTuple)
+    exec(lines, copied)
+    averaged = torch.rand(2, 5, 7).softmax(2)
+    for rules in L.RULES:
+        expected = abc_bias(averaged, 8, 9, rules, kappa=0.1)
+        assert_close(copied["abc_bias"](averaged, 8, 9, rules, kappa=0.1), expected)
+    with raises(ValueError):
+        copied["abc_bias"](averaged, 8, 9, "v9")
 
 def test_what_cannot_be_calibrated_is_refused():
     attention = torch.rand(2, 3, 7)
@@ -965,9 +987,9 @@ def test_a_proof_looks_at_longer_questions(trained):
                         for source, target, [row] in windows.questions])
     assert measure_drift(model, windows, logits) < 1e-5
     pieces, forward = model.bias.in_pieces, model.bias.forward
-    def shifted(*given, size=None):
-        for rows, keys, bias in pieces(*given, size=size):
-            yield rows, keys, bias if size else bias.roll(1, 2)
+    def shifted(*given):
+        for rows, keys, bias in pieces(*given):
+            yield rows, keys, bias.roll(1, 2)
     def uneven(layer, kind, T, S):
         return forward(layer, kind, T, S).roll(T % 2, 2)
     for name, changed, lengths in (

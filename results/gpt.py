@@ -4,6 +4,7 @@
 One causal layer, as in GPT, continues a question by its answer, `$0129&$0310&`. Rows of the answer
 see the question by the lines of cross-attention, and the answer by those of self-attention."""
 
+import math
 import sys
 
 import torch
@@ -25,7 +26,7 @@ class Model(own.Model):
         themselves, and half of an answer's weights are for the question, as windows expect."""
         mask = L.causal_bias(S + T).repeat(4, 1, 1)
         if self.bias:
-            mask[:, :S, :S] = torch.full((S, S), -L.INF).fill_diagonal_(0)
+            mask[:, :S, :S] = torch.full((S, S), -math.inf).fill_diagonal_(0)
             question, answer = self.bias(0, "cross", T, S), self.bias(0, "self", T, T)
             mask[:, S:, :S] = question.log_softmax(2)
             mask[:, S:, S:] = answer.log_softmax(2)

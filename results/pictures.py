@@ -7,6 +7,7 @@ The folder of a finished run of the name RUN gets, by ABC,
 or else attention-RUN.png (of pairs, pairs-RUN.png), and files of records together get
     accuracy.png     percent exact by length, the median seed in a band from least to most"""
 
+import math
 import sys
 from pathlib import Path
 from statistics import median
@@ -70,7 +71,7 @@ def draw_lines(plt, model, config, parts):
     row = min(3, T - 1)
     figure, panels = plt.subplots(1, 2, figsize=(9, 4), width_ratios=[T, len(question)])
     for axes, name, tokens in zip(panels, ("self", "cross"), (answer[:-1], question)):
-        heads = model.bias(0, name, T, len(tokens)) > -L.INF  # (H, T, S)
+        heads = model.bias(0, name, T, len(tokens)) > -math.inf  # (H, T, S)
         axes.imshow(heads.sum(0).numpy(), cmap="Blues", vmin=0, vmax=config.n_head)
         axes.axhspan(row - 0.5, row + 0.5, fill=False, color=COLOURS[1], linewidth=2)
         axes.set(title=f"{name}-attention (darker: more heads)", ylabel="token to write")

@@ -19,6 +19,7 @@ SPREAD; `rounding` is the largest error without this. Only runs that lengen.py h
 numbers measured, are bounded, for numbers padded with zeros to the training width."""
 
 import json
+import math
 import sys
 
 import torch
@@ -58,7 +59,8 @@ def attend(layer, x, memory, bias, row, spread):
     """x (B, 1, C) attends to memory (B, S, C) by one row of bias (1 or H, T, S) -> (B, 1, C)."""
     q, k, v = ([part.unflatten(-1, (layer.n_head, -1)).transpose(1, 2) for part in linear(way, y)]
                for way, y in ((layer.q, x), (layer.k, memory), (layer.v, memory)))
-    n, D, bias = (bias > -L.INF).sum(2).max().item(), q[0].shape[3], bias[:, row:row + 1].double()
+    n, D = (bias > -math.inf).sum(2).max().item(), q[0].shape[3]
+    bias = bias[:, row:row + 1].double()
     scores = q[0] @ k[0].mT / D ** 0.5
     moved = q[2] @ k[1].mT + q[1] @ k[2].mT + (D + 8) * UNIT * q[2] @ k[2].mT
     moved, shares = moved / D ** 0.5, L.masked_softmax(0 * scores, bias)  # by the bias alone
@@ -100,7 +102,7 @@ def bound(folder):
         center, rounding = logits(model, source, target, row, 0.0)
         error = logits(model, source, target, row, SPREAD)[1]
         far = 2 * error + 4 * UNIT * center.abs()  # 4, as the lead is rounded, too
-        lead = (center - far).gather(1, right) - (center + far).scatter(1, right, -L.INF)
+        lead = (center - far).gather(1, right) - (center + far).scatter(1, right, -math.inf)
         found.append(torch.stack([(-lead.amin(1)).max(), error.max(), rounding.max()]))
     found = torch.stack(found).amax(0).nan_to_num(1e308)
     behind, error, rounding = [float(f"{x:.4g}") for x in found.tolist()]
@@ -114,7 +116,8 @@ def main(words):
         records = [bound(word) for word in words if word != "--json"]
         L.demand(records, "the arguments are RUN... [--json]")
     except L.BadInput as error:
-        return L.fail(error, 2)
+        print(f"rounding: {error}", file=sys.stderr)
+        return 2
     for record in records:
         L.show(json.dumps(record) if "--json" in words else str(record)[1:-1].replace("'", ""))
     return int(not all(record["proved"] for record in records))
