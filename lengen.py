@@ -1051,20 +1051,22 @@ def calibrate(config, attention, **changes):
 # Windows are finitely many. If the model is right on all of them, it is right at every length, by
 # induction: if the tokens before row t are right, the row sees one of them, so it is right, too.
 #
-# Which numbers show all windows? Places are counted in the order of the task. A row sees places
-# within a span of length `reach`. Those before the span act only through the carry that they hand
-# on; those after it must only end in a carry that is valid. For addition, the carries that can
-# arrive are {0} at place 0 and {0, 1} at all others: they are settled after one place. Likewise,
-# the carries that can end in a valid one are settled some places before the headroom zeros. With
-# `settled` the greater number of places, all rows that are farther from both ends see the same:
+# Which numbers show all windows? Places are counted in the order of the task, and a row sees places
+# within a span of `reach` places. The places before the span act only through the carry that they
+# hand on; those after it must only end in a valid carry. In addition, the carry into place 0 is 0,
+# and the carry into any later place is 0 or 1: after one place, the carries that can arrive are
+# *settled*. Likewise, one place after the span suffices to end, after the zero of headroom, with
+# the carry 0. With lines of offsets 0 and -1, the span has two places, and numbers of
 #
-#     `settled` places or more | the span | `settled` places or more | headroom zeros
+#     1 place | the span of 2 places | 1 place | 1 zero of headroom
 #
-# N = settled + reach + settled + headroom places have such a row; for addition, 1 + 2 + 1 + 1 = 5.
-# A row nearer to an end sees what the row at that distance from it sees at N places. So the widths
-# from the least training width to N show all windows; if that width, for addition 7, exceeds N, it
-# alone does. If carries or positions repeat after p places, width and row matter modulo p: a row in
-# the middle needs p - 1 more places, and p successive widths are read. In tasks from the most
+# N = 5 places have a row that sees what all rows far from both ends see, in longer numbers, too. In
+# general, N = settled + reach + settled + headroom, where `settled` is the greater of the numbers
+# of places before and after the span. A row nearer to an end sees what the row at its distance from
+# this end sees in N places. So the widths from the least training width to N show all windows; if
+# that width exceeds N, as 7 does for addition, it alone does. If carries or positions repeat after
+# p places, what a row sees also depends on its number and on the width modulo p: a row in the
+# middle needs p - 1 more places, and p successive widths are read. In tasks from the most
 # significant digit on, headroom zeros come first, and all final carries are valid.
 #
 # This holds in exact arithmetic, for numbers padded with zeros to the training width or more. As
