@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from itertools import count, cycle, product
+from itertools import accumulate, count, cycle, product
 from pathlib import Path
 from unittest.mock import Mock, call, patch
 
@@ -80,26 +80,22 @@ def trained(tmp_path_factory):
 
 # 1. Tasks: Python's integers ----------------------------------------------------------------------
 
-def running(width, a, base, modulus):
-    """Digit i is the sum of the last i + 1 digits of a, modulo `modulus`."""
-    digits = [a // base ** i % base for i in range(width)]
-    return sum(sum(digits[:i + 1]) % modulus * base ** i for i in range(width))
+ALL_TASKS = *TASKS, "subtraction", "remainders", "division"
 
-ANSWERS = {  # width and numbers -> the answer; where it is negative, there is no question
-    "successor": lambda width, a: a + 1,
-    "addition": lambda width, a, b: a + b,
-    "nx1": lambda width, a, b: a * b,
-    "parity": lambda width, a: running(width, a, 2, 2),
-    "parity-label": lambda width, a: bin(a).count("1") % 2,
-    "subtraction": lambda width, a, b: a - b,
-    "remainders": lambda width, a: running(width, a, 4, 3),
-    "division": lambda width, a, b: a // b if b else -1,
-    "copy": lambda width, a: a,
-}
+def answer_of(task, width, a, b=1):
+    """An integer, which is negative where there is no question."""
+    if task in ("parity", "remainders"):
+        modulus, order = (2, -1) if task == "parity" else (3, 1)
+        digits = np.base_repr(a, TASKS[task].base).rjust(width, "0")[::order]
+        running = [str(total % modulus) for total in accumulate(map(int, digits))]
+        return int("".join(running[::order]), TASKS[task].base)
+    known = {"successor": a + 1, "addition": a + b, "nx1": a * b, "subtraction": a - b,
+             "division": a // b if b else -1, "parity-label": a.bit_count() % 2}
+    return known[task]
 
 @pytest.fixture
 def more_tasks(monkeypatch):
-    """Adds the last four of these tasks. One overwrites digits, and returns digit and carry."""
+    """Adds three tasks. One overwrites digits, and returns digit and carry."""
     monkeypatch.setattr(L, "VOCAB", L.VOCAB + "-/")
     monkeypatch.setitem(TASKS, "subtraction", TASKS["addition"]._replace(
         total=lambda carry, a, b: a - b + carry, sign="-"))
@@ -108,21 +104,20 @@ def more_tasks(monkeypatch):
         carry %= 3
         a += 1
         return carry, carry
-    monkeypatch.setitem(TASKS, "remainders", Task("", remainders, base=4, headroom=0))
+    monkeypatch.setitem(TASKS, "remainders", Task("", remainders, base=4, headroom=0,
+                                                  msd_first=True))
     def divide(carry, a, b):
         a, divisor = TASKS["division"].base * carry + a, b.clamp(min=1)
         return torch.where(b == 0, -1, a // divisor), a % divisor
     monkeypatch.setitem(TASKS, "division", Task("", divide, ("number", "digit"), "/",
                                                 msd_first=True))
-    monkeypatch.setitem(TASKS, "copy", Task("", lambda carry, a: (a, 0), msd_first=True,
-                                            headroom=0))
 
 def written(task, width, numbers, align=False):
     spec, texts = TASKS[task], []
     for number, kind in zip(numbers, spec.operands):
         digits = width if kind == "number" else 1
         texts.append(np.base_repr(number, spec.base).rjust(digits, "0"))
-    answer = np.base_repr(ANSWERS[task](width, *numbers), spec.base)
+    answer = np.base_repr(answer_of(task, width, *numbers), spec.base)
     answer = answer.rjust(1 if spec.label else width, "0")
     question = spec.sign.join(texts)
     if align:
@@ -135,7 +130,7 @@ def every_question(task, width, least=0):
     numbers = range(least, spec.base ** (width - spec.headroom))
     ranges = dict(number=numbers, digit=range(spec.base))
     found = product(*map(ranges.get, spec.operands))
-    return [x for x in found if ANSWERS[task](width, *x) >= 0]
+    return [x for x in found if answer_of(task, width, *x) >= 0]
 
 def numbers_answered(task, source, target):
     found, spec = [], TASKS[task]
@@ -153,9 +148,8 @@ def data_of(config, steps, first=True):
 def batch_of(config, n, numbers):
     return L.numbers_data(config, (numbers, numbers), 1, False).batch(1, n)
 
-@parametrize("base", [10, 4])
-@parametrize("draw", [draw_exact, draw_hard])
-@parametrize("task", ANSWERS)
+@parametrize("draw, base", [(draw_exact, 10), (draw_hard, 4)])
+@parametrize("task", ALL_TASKS)
 def test_drawn_questions_are_distinct_and_answered_as_by_pythons_integers(
         more_tasks, monkeypatch, task, draw, base):
     """Of few all are found. Training numbers keep all digits; exact ones have no zeros in front."""
@@ -179,8 +173,8 @@ def test_drawn_questions_are_distinct_and_answered_as_by_pythons_integers(
 def test_a_batch_is_full_even_if_half_of_the_questions_have_no_answer(more_tasks):
     config = small(task="subtraction")
     data = data_of(config, 300)
-    for step, n in (1, 8), (150, 8), (300, 1000):
-        assert len(numbers_answered("subtraction", *data.batch(step, n))) == n
+    for step in 1, 300:
+        assert len(numbers_answered("subtraction", *data.batch(step, 999))) == 999
     config.spec = config.spec._replace(first=-1)  # 0 - 0 - 1 has none
     with raises(BadInput, match="gave no question; has it headroom"):
         data_of(config, 300).batch(1, 8, torch.tensor([0]))
@@ -203,20 +197,17 @@ def test_what_is_no_question_is_refused(more_tasks, monkeypatch, task, operands,
     with raises(BadInput, match=why):
         example(task, *operands)
 
-@parametrize("total", [
-    lambda carry, a: ((a + carry) % 10, carry + (a == 9) > 1),
-    lambda carry, a: (a + carry).int(), lambda carry, a: ((a + carry).byte() % 10, a + carry > 9)])
-def test_results_of_any_integer_type_are_integers(monkeypatch, total):
+def test_results_of_any_integer_type_are_integers(monkeypatch):
+    def total(carry, a):
+        return (a + carry).byte() % 10, a + carry > 9
     monkeypatch.setitem(TASKS, "next", Task("n + 1", total, first=1))
-    for number in 0, 9, 199, 999_999:
-        answer = str(number + 1).zfill(len(str(number)) + 1)
-        assert example("next", str(number))[1] == f"${answer[::-1]}&"
+    assert example("next", "199") == ("$0199&", "$0020&")
     monkeypatch.setitem(TASKS, "nines", Task("9 - a", lambda carry, a: (9 - a, 0)))
     assert example("nines", "108") == ("$0108&", "$1989&")
 
 @parametrize("total", [
     lambda carry, a: a / 2, lambda carry, a: (a, carry, a), lambda carry, a: a[:1],
-    lambda carry, a: a + max(a, carry), lambda carry: carry, lambda carry, a: (a, None)])
+    lambda carry: carry, lambda carry, a: (a, None)])
 def test_a_total_that_is_no_integer_costs_one_line_that_names_the_task(monkeypatch, total):
     monkeypatch.setitem(TASKS, "odd", Task("an odd task", total))
     with raises(BadInput, match="^an odd task: [^\n]*total"):
@@ -583,7 +574,7 @@ def encoded(config, width, questions):
     texts = [written(config.task, width, numbers, config.align) for numbers in questions]
     return [torch.stack(list(map(encode, side))) for side in zip(*texts)]
 
-@parametrize("task, method, stray", [(x, "abc", []) for x in ANSWERS if x != "parity-label"] + [
+@parametrize("task, method, stray", [(x, "abc", []) for x in ALL_TASKS if x != "parity-label"] + [
     ("successor", "abc", STRAY), ("successor", "abc", CROSSING), ("successor", "abc", AVERAGING),
     ("successor", "window-cyclic", None), ("nx1", "window-cyclic", None),
     ("parity", "window-nope", None)])
@@ -1486,11 +1477,11 @@ def test_values_of_another_type_and_entries_that_cannot_be_learned_are_refused(m
     with raises(BadInput, match="--method: window-nope reads from the last digit on"):
         Config("odd", method="window-nope")
 
-@parametrize("task, answer", [("division", "43"), ("subtraction", "126"), ("copy", "00129")])
+@parametrize("task, answer", [("division", "43"), ("subtraction", "126"), ("remainders", "00101")])
 def test_answers_are_read_in_the_order_of_the_task(more_tasks, task, answer):
     def generate(model, source, limit):
         return written_target
-    question = dict(division="00129/3", subtraction="129 - 3", copy="00129")[task]
+    question = dict(division="00129/3", subtraction="129 - 3", remainders="00121")[task]
     config = Config(task)
     operands = re.split(r"\W+", question)
     written_target = encode(example(task, *operands, width=config.widths[0])[1])[None]
@@ -1681,7 +1672,7 @@ def test_default_runs_are_exact_and_say_so_and_others_say_what_to_try(trained):
         question, answer = re.search(f"{task}, abc, seed 0: (.*) -> (.*)\n", text).groups()
         base = TASKS[task].base
         numbers = [int(x, base) for x in re.split(r"\D", question)]
-        assert ANSWERS[task](20, *numbers) == int(answer, base)
+        assert answer_of(task, 20, *numbers) == int(answer, base)
         assert "exact at every" in text
         assert " 60  100.0%" in text
         assert all(row["correct"] == row["n"] for row in record["tests"]["rows"])
