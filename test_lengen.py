@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from itertools import accumulate, count, cycle, product, zip_longest
+from itertools import accumulate, compress, count, product
 from pathlib import Path
 from unittest.mock import Mock, call, patch
 
@@ -112,18 +112,14 @@ def more_tasks(monkeypatch):
     monkeypatch.setitem(TASKS, "division", Task("", divide, ("number", "digit"), "/",
                                                 msd_first=True))
 
-def written(task, width, numbers, align=False):
+def written(task, width, numbers):
     spec, texts = TASKS[task], []
     for number, kind in zip(numbers, spec.operands):
         digits = width if kind == "number" else 1
         texts.append(np.base_repr(number, spec.base).rjust(digits, "0"))
     answer = np.base_repr(answer_of(task, width, *numbers), spec.base)
     answer = answer.rjust(1 if spec.label else width, "0")
-    question = spec.sign.join(texts)
-    if align:
-        pairs = zip(texts[0], cycle(texts[1]))
-        question = spec.sign + "".join(map("".join, pairs))
-    return f"${question}&", f"${answer if spec.msd_first else answer[::-1]}&"
+    return f"${spec.sign.join(texts)}&", f"${answer if spec.msd_first else answer[::-1]}&"
 
 def numbers_answered(task, source, target):
     found, spec = [], TASKS[task]
@@ -171,6 +167,12 @@ def test_a_batch_is_full_even_if_half_of_the_questions_have_no_answer(more_tasks
     config.spec = config.spec._replace(first=-1)  # 0 - 0 - 1 has none
     with raises(BadInput, match="gave no question; has it headroom"):
         data_of(config, 300).batch(1, 8, torch.tensor([0]))
+
+def test_operands_are_interleaved_for_windows():
+    found = example("addition", "123", "748", width=4, align=True)
+    assert found == ("$+00172438&", "$1780&")
+    found = example("nx1", "123", "7", width=4, align=True)
+    assert found == ("$*07172737&", "$1680&")
 
 def test_hard_numbers_are_short_and_tie_and_carry_far():
     first, second = draw_hard(10, 60, 20_000).split(10_000)
@@ -342,14 +344,13 @@ def test_decoding_equals_the_greedy_loop(double, method, limit):
     assert len(expected.unique()) > 2  # not one token again and again
     assert torch.equal(L.generate(model.train(), source, limit), expected)
 
-def test_a_method_is_given_its_window_and_the_indices_of_one_period(monkeypatch):
-    position = Mock(wraps=L.sinusoids)
-    scheme = METHODS["window-cyclic"]._replace(window=2, position=position)
-    monkeypatch.setitem(METHODS, "wide", scheme)
-    model, tokens = drawn_model(task="parity", method="wide"), drawn_tokens(1, 9)
-    model(tokens, tokens)
-    assert {len(x.args[2]) for x in position.call_args_list} == {3}
-    assert (model.bias(0, "cross", 9, 10) == 0).sum(2).amax() == 3
+def test_windows_are_a_place_and_those_before_it(monkeypatch):
+    monkeypatch.setitem(METHODS, "wide", METHODS["window-nope"]._replace(window=2))
+    for method, expected in ("window", ["9&", "29", "12"]), ("wide", ["9&", "29&", "129"]):
+        bias = make_bias(small(task="successor", method=method), ())
+        rows = bias(0, "cross", 3, 6)[0] == 0
+        shown = ["".join(compress("$0129&", row)) for row in rows.tolist()]
+        assert shown == expected
 
 # 4. Attention Bias Calibration: the papers' formulas as loops over every element ------------------
 
@@ -510,8 +511,11 @@ def reader(config, lines):
 
 def tokens_to_write(model, questions):
     """-> of each view, told by its logits, the tokens that rows which have it must write."""
-    found = defaultdict(set)
+    found, groups = defaultdict(set), defaultdict(list)
     for source, target, *_ in questions:
+        groups[target.shape[1]].append((source, target))
+    for group in groups.values():
+        source, target = map(torch.cat, zip(*group))
         logits = model(source, target[:, :-1]).detach().round(decimals=6).flatten(0, 1)
         for view, token in zip(logits.numpy(), target[:, 1:].flatten().tolist()):
             found[view.tobytes()].add(token)
@@ -528,10 +532,6 @@ def assert_windows(model, windows, tokens):
     else:
         assert len(windows.seen) == len(tokens)
         assert {len(needed) for needed in tokens.values()} <= {1}
-
-def encoded(task, width, questions):
-    texts = [written(task, width, numbers) for numbers in questions]
-    return [torch.stack(list(map(encode, side))) for side in zip(*texts)]
 
 def own_bias(config, layer, attention, T, S):
     """It opens two places of each number, a third one to the first row, and the single digits."""
@@ -584,6 +584,8 @@ def test_windows_of_random_tasks_are_those_that_longer_questions_show(monkeypatc
             lines.append(Line(head, 2 * spec.msd_first - 1, block, offset, -0.1 * head, 1.0))
         model, bias = reader(config, lines), make_bias(config, lines)
         questions = list(L.short_questions(config, bias))
+        zeros = sum(source[:, 1:1 + spec.headroom].sum() for source, *_ in questions)
+        assert config.align or zeros == 0
         with contextlib.suppress(BadInput):  # no answer
             short = tokens_to_write(model, questions)
             assert_windows(model, L.collect_windows(config, bias, questions), short)
@@ -638,29 +640,30 @@ def test_shares_that_rounding_hides_are_refused():
         line = Line(0, *path, 0.0, 1.0)
         assert "at no fixed distance" in windows_of(one_layer(), DECIDING + [line]).why
 
-def test_lines_are_dealt_to_heads_and_numbers_may_share_one(monkeypatch):
-    """In a + b + c; in a + b - c the order of numbers matters."""
+def test_lines_are_dealt_to_heads(monkeypatch):
     places = [(-1, 0, -1), (-1, 1, -1), (-1, 0, 0), (-1, 1, 0)]  # the strongest first
     lines = [Line(n % 2, *place, -0.3, 5.0 - n) for n, place in enumerate(places)]
     lines += [Line(3, 0, 2, 0, -0.2, 9.0), lines[0]._replace(head=1, z=1.0),
               Line(3, 1, 0, 0, -0.2, 2.0, attention="self")]
-    for share, expected in ((False, [(0, 0.0), (1, 0.0), (0, -1.1), (1, -1.1), (0, -2.2)]),
-                            (True, [(0, 0.0), (1, 0.0), (1, 0.0), (0, -1.1), (0, -1.1)])):
-        *dealt, own = sorted(L.deal_lines(lines, 2, share), key=lambda line: -line.z)
-        assert [line.path[1:] for line in dealt] == [(0, 2, 0), *places]
-        assert [(line.head, line.bias) for line in dealt] == expected
-        assert (own.attention, own.head, own.bias) == ("self", 0, 0.0)
+    *dealt, own = sorted(L.deal_lines(lines, 2), key=lambda line: -line.z)
+    assert [line.path[1:] for line in dealt] == [(0, 2, 0), *places]
+    assert [(line.head, line.bias) for line in dealt] == [
+        (0, 0.0), (1, 0.0), (0, -1.1), (1, -1.1), (0, -2.2)]
+    assert (own.attention, own.head, own.bias) == ("self", 0, 0.0)
+
+@parametrize("sign, clash", [(1, False), (-1, True)])
+def test_numbers_share_a_head_if_windows_are_too_many(monkeypatch, sign, clash):
+    """In a + b + c; in a + b - c the order of numbers matters."""
     monkeypatch.setattr(L, "TOO_MANY", 2 ** 15)
+    monkeypatch.setitem(TASKS, "three", Task(
+        "", lambda carry, a, b, c: a + b + sign * c + carry, ("number",) * 3, "+", 4))
     lines = [Line(head, -1, block, -head, 0.0, 1.0 + block)
              for block, head in product(range(3), (0, 1))]
     lines = L.deal_lines(lines, 4)
-    for sign, clash in (1, False), (-1, True):
-        three = Task("", lambda carry, a, b, c: a + b + sign * c + carry, ("number",) * 3, "+", 4)
-        monkeypatch.setitem(TASKS, "three", three)
-        found, windows = L.share_heads(one_layer("three", n_head=4), lines)
-        assert ("too many" in windows.why) == ("look the same" in windows.why) == clash
-        assert (found == lines) == clash
-        assert clash or len(windows.seen) == 1223
+    found, windows = L.share_heads(one_layer("three", n_head=4), lines)
+    assert ("too many" in windows.why) == ("look the same" in windows.why) == clash
+    assert (found == lines) == clash
+    assert clash or len(windows.seen) == 1223
 
 def test_carries_that_settle_late_are_followed_until_then():
     def fall(carry, a):
@@ -740,24 +743,6 @@ def proved(trained):
               for source, target, [row] in windows.questions]
     return model, config, windows, torch.cat(logits)
 
-def test_the_proof_of_a_model_agrees_with_every_question_of_three_digits(trained, proved):
-    """Also if a weight is spoiled. A question that is named with a negative lead is wrong."""
-    model, config, windows, _ = proved
-    assert prove(model, windows).items() <= trained["successor"][1]["proof"].items()
-    questions, found = encoded("successor", 7, product(range(1000))), Counter()
-    for digit, change in product(range(10), (0.1, 9.0)):
-        other = copy.deepcopy(model)
-        other.embedding.weight.data[digit, 5] += change
-        proof = prove(other, windows)
-        found[proof["proved"]] += 1
-        if proof["proved"]:
-            assert L.right_tokens(other, *questions).all()
-        elif proof["margin"] < 0:
-            number = int(re.search(r"\$(\d+)&", proof["why"])[1])
-            assert L.ask(other, config, str(number)) != str(number + 1)
-            found["wrong"] += 1
-    assert min(found[True], found[False], found["wrong"]) >= 4
-
 def test_a_proof_says_what_stands_in_its_way(proved):
     """Two questions that no weights tell apart; none that can be drawn; a key that is all but
     closed. What is printed is JSON, also if a row shows a window that was not listed."""
@@ -771,15 +756,14 @@ def test_a_proof_says_what_stands_in_its_way(proved):
     proof = json.loads(json.dumps(prove(model, windows), allow_nan=False))
     assert proof["drift"] is None and "windows that were not listed" in proof["why"]
 
-def test_tests_that_fail_end_a_proof(trained, command):
+def test_tests_that_fail_end_a_proof(trained):
     """A model that is right on windows and wrong on numbers has been proved by wrong code."""
     wrong = dict(rows=[dict(digits=60, set="random", n=9, correct=7, places=[])], seconds=1)
-    shutil.copytree(trained["parity"][0], "run")
-    Path("run/result.json").unlink()
+    run = Run(*read_checkpoint(trained["parity"][0]))
     with patch.object(L, "evaluate", return_value=wrong):
-        assert "proof     right on all windows, but wrong in 2 tests" in command("--from=run")[1]
-    assert not load("run")[2]["proof"]["proved"]
-    assert not json.loads(Path("run/result.json").read_text())["proof"]["proved"]
+        proof = L.execute(run)["proof"]
+    assert proof["why"] == "right on all windows, but wrong in 2 tests"
+    assert not proof["proved"] and not run.parts["proof"]["proved"]
 
 class Learned(nn.Module):
     """A bias inside a window that is learned, as README lets methods have: of END."""
@@ -805,10 +789,10 @@ def test_a_bias_that_is_learned_is_read_again_after_training(monkeypatch):
     assert before.why == "" and len(before.seen) == len(after.seen)
     assert before.seen.keys() != after.seen.keys()
 
-def test_a_proof_looks_at_longer_questions(proved):
+def test_a_proof_looks_at_longer_questions(trained, proved):
     """Other pieces, weights or NaN, or another bias at odd lengths are seen."""
     model, _, windows, logits = proved
-    assert measure_drift(model, windows, logits) < 1e-5
+    assert prove(model, windows).items() <= trained["successor"][1]["proof"].items()
     pieces, forward = model.bias.in_pieces, model.bias.forward
     def shifted(*given, size=None):
         for rows, keys, bias in pieces(*given, size=size):
@@ -1173,8 +1157,7 @@ def test_a_pairs_head_is_torchs_attention_without_the_dummys_row(double):
 # 8. Encoders: Python's integers, Jelassi's examples -----------------------------------------------
 
 @parametrize("modulus", [None, 2, 101, 10 ** 9])
-@parametrize("task, width, most", [
-    ("addition", 7, 8), ("elementwise-addition", 36, 36), ("multiplication", 36, 72)])
+@parametrize("task, width, most", [("addition", 7, 8), ("multiplication", 36, 72)])
 def test_questions_of_encoders_are_answered_by_pythons_integers(task, width, most, modulus):
     """As 12@+39@ and $51@@."""
     config = encoder(task=task, width=width, lengths=(width,), train_digits=1, modulus=modulus)
@@ -1182,17 +1165,17 @@ def test_questions_of_encoders_are_answered_by_pythons_integers(task, width, mos
     with seeded("pairs"):
         pairs += L.draw_integers(config, [width] * 60)
     source, target = L.arrange_encoder(config, pairs)
-    sign = "*" if task == "multiplication" else "+"
+    sign = "+" if task == "addition" else "*"
     for (a, b), question, found in zip(pairs, source, target):
-        answer = str(a * b if sign == "*" else a + b)
-        if task == "elementwise-addition":
-            columns = zip_longest(str(a)[::-1], str(b)[::-1], fillvalue="0")
-            answer = "".join(str((int(x) + int(y)) % 10) for x, y in columns)[::-1]
-        expected = answer.ljust(most, "@")
+        answer = a + b if sign == "+" else a * b
+        expected = str(answer).ljust(most, "@")
         if modulus:
-            expected = str(int(answer) % modulus).zfill(len(str(modulus - 1)))
+            expected = str(answer % modulus).zfill(len(str(modulus - 1)))
         assert decode(question) == f"{a:@<{width}}{sign}{b:@<{width}}"
         assert decode(found) == "$" + expected
+
+def test_digits_are_added_without_carries():
+    assert [L.add_digits(*pair) for pair in ((15, 27), (7, 95), (5, 5))] == ["32", "92", "0"]
 
 def encoder(**options):
     given = dict(task="addition", model="encoder", n_encoder=3, n_head=2, d_model=16,
@@ -1284,7 +1267,6 @@ def test_the_list_names_all_tasks_methods_and_models(command, monkeypatch):
     monkeypatch.setitem(TASKS, "a%b", TASKS["successor"]._replace(about="100% n"))
     listed = set(command("--list")[1].split())
     assert listed >= {"consecutive", *TASKS, *L.ENCODER_TASKS, *METHODS, *L.KINDS}
-    assert command("--task=a%b --help")[0] == 0
 
 def test_positions_that_are_not_there_are_refused():
     positions = L.LearnedPositions(small())
@@ -1310,19 +1292,24 @@ def test_a_damaged_checkpoint_costs_one_line(trained, command, change, bit):
     assert_refused(command("--from=bad --ask=1"), "cannot be used")
     assert os.listdir() == ["bad"]
 
-def test_weights_that_are_no_numbers_and_other_precisions(trained, monkeypatch):
-    """A run whose weights became NaN in its last step fails; one is loaded in any precision."""
-    folder, _ = trained["parity"]
+def test_a_model_is_not_built_of_other_weights_or_by_another_method(trained, monkeypatch):
+    """Such as NaN in a run's last step. A run is read in any precision."""
     torch.set_default_dtype(torch.bfloat16)
-    with torch.autocast("cpu", torch.bfloat16), raises(BadInput, match="answers otherwise"):
-        config, parts = read_checkpoint(folder)
-        parts["model"]["weights"]["head.weight"] *= 2
-        L.build(Run(config, parts))
+    with torch.autocast("cpu", torch.bfloat16):
+        run = Run(*read_checkpoint(trained["parity"][0]))
+        L.build(run)
+        run.parts["model"]["weights"]["head.weight"] *= 2
+        with raises(BadInput, match="answers otherwise"):
+            L.build(run)
     torch.set_default_dtype(torch.float32)
-    config, parts = read_checkpoint(folder)
-    parts["model"]["weights"]["head.bias"][0] = math.nan
+    run.parts["model"]["weights"]["head.bias"][0] = math.nan
     with raises(RunFailed, match="the weights are not finite"):
-        L.build(Run(config, parts))
+        L.build(run)
+    for position, why in ((L.sinusoids, "has its method changed?"),
+                          (L.LearnedPositions, "method or VOCAB changed?")):
+        monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=position))
+        with raises(BadInput, match=why):
+            L.build(Run(*read_checkpoint(trained["parity"][0])))
 
 def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path):
     """Values that were derived when the run was made, such as widths, are not derived again."""
@@ -1371,11 +1358,10 @@ def test_a_finished_run_is_tested_and_proved_again_and_stays_as_it_is(trained, c
     assert {row["digits"] for row in rows} == {30, 2100}
     assert all(row["correct"] == row["n"] for row in rows)
     assert json.loads((folder / "result.json").read_text()) == record
-    state = torch.load(folder / "checkpoint.pt", weights_only=True)
-    state["parts"]["model"]["weights"]["head.weight"] *= -1
-    del state["parts"]["model"]["logits"]  # which are of the other weights
-    torch.save(state, "checkpoint.pt")
-    assert "not proved" in command(f"--from=. --samples=5 {QUIET}")[1]
+    config, parts = read_checkpoint(folder)
+    parts["model"]["weights"]["head.weight"] *= -1
+    del parts["model"]["logits"]  # which are of the other weights
+    assert "not proved" in L.execute(Run(config, parts))["proof"]["why"]
 
 def test_a_full_disk_costs_one_line_and_no_output(command, monkeypatch):
     make_record, (_, most) = L.make_record, resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -1422,16 +1408,13 @@ def test_the_newest_run_answers_as_pythons_integers_do_after_symbols_were_added(
     assert L.ask(*load("runs/newer")[:2], list(map(str, answers))) == out.split()
 
 @parametrize("arguments, values", [
-    ("--from=x --ask=1", dict(steps=350)),
-    ("--model=encoder", dict(steps=16_000)),  # of addition, its first task
-    ("--task=addition --model=universal --preset=paper",
-     dict(steps=2343750, retrain_steps=1000, width=20))])
+    ("--from=x --ask=1", "'steps': 350,"),
+    ("--model=encoder", "'steps': 16000,"),  # of addition, its first task
+    ("--task=addition --model=universal --preset=paper", "'steps': 2343750,")])
 def test_help_names_options_and_their_values(command, arguments, values):
     """Jelassi, Sec. 2.2, has 15,000 epochs of 5,000 examples, 32 a step."""
     out = command(f"{arguments} --help")[1]
-    for name, value in values.items():
-        assert f"'{name}': {value}," in out
-    assert "\n--lr " in out and "\n--ask " in out
+    assert values in out and "\n--lr " in out and "\n--ask " in out
 
 @parametrize("arguments", [f"addition --method={x}" for x in METHODS if x != "abc"] + [
     "consecutive", "addition --model=universal", "multiplication --lengths=1 --train-digits=1",
@@ -1480,14 +1463,6 @@ def test_shares_right_are_counted_without_rounding():
         [share] = data.check(None)
     assert L.percent(share) == "99.7%" and L.percent(1999 / 2000) == "99.9%"
 
-def test_a_run_whose_method_changed_is_refused(trained, command, monkeypatch):
-    folder, _ = trained["parity"]
-    assert command(f"--from={folder} --ask=101")[1] == "011\n"
-    monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=L.sinusoids))
-    assert_refused(command(f"--from={folder} --ask=101 --quiet"), "has its method changed?")
-    monkeypatch.setitem(METHODS, "abc", METHODS["abc"]._replace(position=L.LearnedPositions))
-    assert_refused(command(f"--from={folder} --ask=101 --quiet"), "method or VOCAB changed?")
-
 # README and the scripts in results/, imported late, as they add methods ---------------------------
 
 README = (HERE / "README.md").read_text(encoding="utf-8")
@@ -1535,7 +1510,7 @@ def test_records_that_differ_in_an_option_are_kept_apart(capsys, monkeypatch):
         config = dict(task="nx1", method="t5", seed=seed, n_layer=n_layer, lengths=[digits])
         tests = dict(rows=[dict(digits=digits, set="random", n=10, correct=correct)])
         records.append(dict(config=config, tests=tests))
-    monkeypatch.setattr(report, "read_lines", lambda path: records)
+    monkeypatch.setattr(report, "read_lines", Mock(return_value=records))
     assert report.main(["file"]) == 0
     assert capsys.readouterr().out.splitlines()[5:] == [
         "| t5 | n_layer=1 lengths=[6] | 90 (80 - 100) | - | 0 | 2 | 10 |",
