@@ -67,6 +67,11 @@ def command(capsys, monkeypatch, tmp_path):
         return code, out, err.splitlines()
     return run
 
+@pytest.fixture
+def one_question(monkeypatch):
+    """Questions are drawn one at a time, however many are asked for."""
+    monkeypatch.setattr(L, "draw_questions", lambda *given: draw_questions(*given[:3], 1))
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """The four tasks, trained by the defaults -> by task, the folder of the run and its record."""
@@ -354,30 +359,29 @@ def test_windows_are_a_place_and_those_before_it(monkeypatch):
 
 # 4. Attention Bias Calibration: the papers' formulas as loops over every element ------------------
 
-def offset_of(direction, i, j, width):
-    offsets = {1: j - i, 0: j, -1: width - 1 - j - i}
-    return offsets[direction]
+def offsets_of(direction, height, width):
+    """The line of each element of a matrix."""
+    i, j = np.indices((height, width))
+    return {1: j - i, 0: j, -1: width - 1 - j - i}[direction]
 
 def drawn_bias(lines, M, blocks):
     bias = torch.full((2, M, sum(blocks)), -INF)
     for line in lines:
-        width = blocks[line.block]
-        start = sum(blocks[:line.block])
-        for i, j in np.ndindex(M, width):
-            if offset_of(line.direction, i, j, width) == line.offset:
-                place = line.head, i, start + j
-                bias[place] = max(bias[place], line.bias)
+        block = bias[line.head].split(blocks, 1)[line.block]
+        on_line = torch.tensor(offsets_of(line.direction, *block.shape) == line.offset)
+        block[on_line] = block[on_line].clamp(min=line.bias)
     return bias
 
 def literal_lines(attention, kappa, groups=((1,), (0,), (-1,)), total=False):
     """The lines of attention (H, m, n), by v1, Eqs. 1 and 2."""
     lines = []
-    for (h, weights), group in product(enumerate(attention), groups):
-        elements = defaultdict(list)
-        for way, (i, j) in product(group, np.ndindex(weights.shape)):
-            line = way, offset_of(way, i, j, weights.shape[1])
-            elements[line].append(float(weights[i, j]))
-        d = {line: sum(x) if total else np.mean(x) for line, x in elements.items()}
+    for (h, weights), group in product(enumerate(attention.numpy()), groups):
+        d = {}
+        for way in group:
+            offsets = offsets_of(way, *weights.shape)
+            for offset in np.unique(offsets):
+                elements = weights[offsets == offset]
+                d[way, offset] = elements.sum() if total else elements.mean()
         values = list(d.values())
         for (way, offset), value in d.items():
             z = (value - np.mean(values)) / np.std(values)
@@ -702,9 +706,9 @@ def planted(strengths):
     cross = F.pad(mirrored.flip(3), (0, 1), value=0.1)
     return torch.eye(8).expand(1, 2, 8, 8), cross
 
-def test_the_fewest_lines_that_determine_the_answer_are_kept_or_a_run_fails(monkeypatch):
+def test_the_fewest_lines_that_determine_the_answer_are_kept_or_a_run_fails(
+        one_question, monkeypatch):
     """What stands out most is not needed, the weakest is. A small pool misleads at first."""
-    monkeypatch.setattr(L, "draw_questions", lambda *given: draw_questions(*given[:3], 1))
     # Kappa is below (0.4 - 0.3) / 0.6, as mu is 0.3 and sigma * sqrt(7 - 1) is 0.6; then one line
     # lifts the mean above the other.
     for strengths, expected in ({1: 0.6, 0: 0.503, -1: 0.3}, 0.15), ({0: 5.0, -1: 0.02}, -0.2):
@@ -1306,24 +1310,19 @@ def test_a_model_is_not_built_of_other_weights_or_by_another_method(trained, mon
         with raises(BadInput, match=why):
             L.build(Run(*read_checkpoint(trained["parity"][0])))
 
-def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path):
+def test_a_checkpoint_is_of_the_task_that_was_trained(tmp_path, one_question):
     """Values that were derived when the run was made, such as widths, are not derived again."""
     for task in "successor", "multiplication", "consecutive", "addition":
         config = Config(task)
         Run(config, {}, tmp_path).keep(example=L.example_of(config), part=1)
         assert read_checkpoint(tmp_path)[1]["part"] == 1
-    source, target, *_ = L.example_of(config)
-    width = target.shape[1] - 2
-    both = torch.stack([source[:, 1:1 + width], source[:, -1 - width:-1]], 2)
-    seen = set(map(tuple, both.flatten(0, 1).tolist()))
-    a, b = next(pair for pair in product(range(10), repeat=2) if pair not in seen)
-    def rare(carry, x, y):  # another total at one of 200 combinations, which no example has
-        return x + y + carry + ((x == a) & (y == b) & (carry == 1)).long()
-    with patch.dict(TASKS, addition=TASKS["addition"]._replace(total=rare)):
-        assert torch.equal(target, L.example_of(config)[1])
+    _, target, _, _ = L.example_of(config)
+    def rare(carry, x, y):  # another total at one of 200 combinations, which the example lacks
+        return x + y + carry + ((x == 9) & (y == 8) & (carry == 1)).long()
     for change in (dict(total=rare), dict(total=TASKS["nx1"].total), dict(sign="*"),
                    dict(headroom=2), dict(first=1)):
         with patch.dict(TASKS, addition=TASKS["addition"]._replace(**change)):
+            assert change != dict(total=rare) or torch.equal(target, L.example_of(config)[1])
             with raises(BadInput, match="addition had other questions or answers"):
                 read_checkpoint(tmp_path)
 
