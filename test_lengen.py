@@ -112,7 +112,7 @@ def more_tasks(monkeypatch):
     monkeypatch.setitem(TASKS, "remainders", Task("", remainders, base=4, headroom=0,
                                                   msd_first=True))
     def divide(carry, a, b):
-        a, divisor = TASKS["division"].base * carry + a, b.clamp(min=1)
+        a, divisor = 10 * carry + a, b.clamp(min=1)
         return torch.where(b == 0, -1, a // divisor), a % divisor
     monkeypatch.setitem(TASKS, "division", Task("", divide, ("number", "digit"), "/",
                                                 msd_first=True))
@@ -142,25 +142,22 @@ def data_of(config, steps, first=True):
 def batch_of(config, n, numbers):
     return L.numbers_data(config, (numbers, numbers), 1, False).batch(1, n)
 
-@parametrize("draw, base", [(draw_exact, 10), (draw_hard, 4)])
+@parametrize("draw", [draw_exact, draw_hard])
 @parametrize("task", ALL_TASKS)
-def test_drawn_questions_are_distinct_and_answered_as_by_pythons_integers(
-        more_tasks, monkeypatch, task, draw, base):
+def test_drawn_questions_are_distinct_and_answered_as_by_pythons_integers(more_tasks, task, draw):
     """Of few all are found. Training numbers keep all digits; exact ones have no zeros in front."""
-    spec = TASKS[task]
-    base, n_number = min(base, spec.base), spec.operands.count("number")
-    monkeypatch.setitem(TASKS, task, spec._replace(base=base))
-    config, least = small(task=task), L.LIMIT - 1000
+    config, spec, least = small(task=task), TASKS[task], L.LIMIT - 1000
+    n_number = spec.operands.count("number")
     config = config.replace(width=config.widths[0])
     learned = numbers_answered(task, *batch_of(config, 50, torch.arange(least, L.LIMIT)))
     assert len(learned) == 50 and min(min(x[:n_number]) for x in learned) >= least
     for length, n in (1, 500), (6, 100), (200, 10):
         drawn = numbers_answered(task, *draw_questions(config, draw, length, n))
-        least = base ** (length - 1) if draw == draw_exact else 0
+        least = spec.base ** (length - 1) if draw == draw_exact else 0
         assert len(set(drawn)) == len(drawn)
         assert min(min(x[:n_number]) for x in drawn) >= least
         if length == 1:
-            every = product(range(base), repeat=len(spec.operands))
+            every = product(range(spec.base), repeat=len(spec.operands))
             answered = [x for x in every if answer_of(task, 1 + spec.headroom, *x) >= 0]
             assert len(drawn) == sum(min(x[:n_number]) >= least for x in answered)
 
@@ -223,16 +220,14 @@ def test_numbers_below_two_to_the_twenty_are_parted_seven_to_one_by_the_seed():
 def test_rope_multiplies_by_complex_numbers_whose_parts_are_sinusoids():
     """Su et al. 2021, Eq. 12. Also at positions that have few digits left in float32."""
     x = torch.randn(2, 3, 5, 8)
-    channels = torch.arange(0, 8, 2).double()
     numbers = torch.view_as_complex(x.unflatten(3, (4, 2)))
-    for positions in torch.tensor([0, 1, 5, 77, 999_999]), torch.arange(5):
-        waves = torch.exp(1j * positions[:, None] * 10000 ** (-channels / 8))
-        sinusoids = torch.stack([waves.imag, waves.real], 2).flatten(1)
-        assert_close(L.sinusoidal(positions, 8), sinusoids.float())
-        rotated = torch.view_as_real(numbers * waves).flatten(3).float()
-        assert_close(L.rope(x, positions), rotated)
-    scores = METHODS["rope"].scores(None, "self", x, x)
-    assert_close(scores, rotated @ rotated.mT)
+    positions = torch.tensor([0, 1, 5, 77, 999_999])
+    waves = torch.exp(1j * positions[:, None] * 10000 ** (-torch.arange(0, 8, 2).double() / 8))
+    sinusoids = torch.stack([waves.imag, waves.real], 2).flatten(1)
+    assert_close(L.sinusoidal(positions, 8), sinusoids.float())
+    assert_close(L.rope(x, positions), torch.view_as_real(numbers * waves).flatten(3).float())
+    rotated = L.rope(x, torch.arange(5))
+    assert_close(METHODS["rope"].scores(None, "self", x, x), rotated @ rotated.mT)
 
 def test_relative_scores_are_the_papers_sums(double):
     q = torch.randn(2, 3, 5, 4)
@@ -769,29 +764,27 @@ def test_tests_that_fail_end_a_proof(trained):
     assert proof["why"] == "right on all windows, but wrong in 2 tests"
     assert not proof["proved"] and not run.parts["proof"]["proved"]
 
-class Learned(nn.Module):
+class Learned(nn.Embedding):
     """A bias inside a window that is learned, as README lets methods have: of END."""
     def __init__(self, config):
-        super().__init__()
-        self.inside = nn.Parameter(torch.zeros(1))
+        super().__init__(2, 1)
 
     def forward(self, layer, attention, T, S):
-        learned = self.inside * (torch.arange(S) == S - 1)
-        return L.window_bias(1, T, S, attention == "cross") + learned
+        is_end = (torch.arange(S) == S - 1).long()
+        return L.window_bias(1, T, S, attention == "cross") + super().forward(is_end)[:, 0]
 
 def test_a_bias_that_is_learned_is_read_again_after_training(monkeypatch):
-    def learn(run, model, *given):
-        nn.init.constant_(model.bias.inside, 0.5)
+    monkeypatch.setitem(METHODS, "learned", L.Method("", bias=Learned, window=1))
+    run, seen = Run(one_layer("parity", "learned"), {}), []
+    def learn(run, model, name, data, windows):
+        seen.append(windows.seen.keys())
+        nn.init.eye_(model.bias.weight)
         return dict(proved=False)
     monkeypatch.setattr(L, "train", learn)
-    monkeypatch.setitem(METHODS, "learned", L.Method("", bias=Learned, window=1))
-    config = one_layer("parity", "learned")
-    before = windows_of(config, ())
     with patch.object(L, "prove", return_value=dict(proved=True)) as proving:
-        assert L.learn_method(Run(config, {}))["proved"]
-    after = proving.call_args.args[1]
-    assert before.why == "" and len(before.seen) == len(after.seen)
-    assert before.seen.keys() != after.seen.keys()
+        assert L.learn_method(run)["proved"]
+    [before], after = seen, proving.call_args.args[1].seen.keys()
+    assert len(before) == len(after) and before != after
 
 def test_a_proof_looks_at_longer_questions(trained, proved):
     """Other pieces, weights or NaN, or another bias at odd lengths are seen."""
@@ -1126,7 +1119,7 @@ def test_a_model_is_saved_with_all_that_it_needs(method, tmp_path):
     restored.load_state_dict(model.state_dict())
     torch.save(model, tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    for same in model, restored, loaded, copy.deepcopy(model):
+    for same in model, restored, loaded:
         assert torch.equal(same(tokens, tokens), expected)
     with raises(RuntimeError):
         other = "nope" if method == "abc" else "abc"
@@ -1356,16 +1349,10 @@ def test_a_finished_run_is_tested_and_proved_again_and_stays_as_it_is(trained, c
     del parts["model"]["logits"]  # which are of the other weights
     assert "not proved" in L.execute(Run(config, parts))["proof"]["why"]
 
-def test_a_full_disk_costs_one_line_and_no_output(command, monkeypatch):
-    make_record, (_, most) = L.make_record, resource.getrlimit(resource.RLIMIT_FSIZE)
-    def fill(run, tests):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
-        return make_record(run, tests)
-    monkeypatch.setattr(L, "make_record", fill)
-    code, out, lines = command(f"{NOPE} --out=run")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert "tests" in out and not Path("run/result.json").exists()
-    assert_refused((code, "", lines), "File too large")
+def test_a_full_disk_costs_one_line_and_leaves_no_part(command):
+    with patch.object(Path, "replace", side_effect=OSError("disk full")):
+        assert_refused(command(f"{NOPE} --out=run"), "disk full")
+    assert os.listdir("run") == []
 
 def process(arguments, **how):
     how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | how
@@ -1700,17 +1687,16 @@ def test_runs_are_exact_with_rounding_or_it_is_said_why_not(trained, command, ca
     monkeypatch.setattr(rounding, "UNIT", 2.0 ** -23)
     assert rounding.main(folders[:1]) == 1  # float32 has no such bound
 
-@parametrize("start", ["", "unset BASHPID"])  # which macOS lacks
-def test_a_list_fails_by_its_own_lines_alone(tmp_path, start):
+def test_a_list_fails_by_its_own_lines_alone(tmp_path):
     shutil.copy(HERE / "run_all.sh", tmp_path)
     stub = 'echo {}; case "$*" in *fails*) exit 1;; *meanwhile*) ./run_all.sh good;; esac'
     lists = "good 0-1 a\nbad 0-0 fails\nbad 0-0 meanwhile\n"
     (tmp_path / "results").mkdir()
-    for name, text in ("runs.txt", lists), ("start", start), ("python", f"#!/bin/sh\n{stub}\n"):
+    for name, text in ("runs.txt", lists), ("python", f"#!/bin/sh\n{stub}\n"):
         (tmp_path / "results" / name).write_text(text)
     (tmp_path / "results/python").chmod(0o755)
-    there = dict(PATH=f"{tmp_path}/results:{os.environ['PATH']}", BASH_ENV="results/start")
-    run = subprocess.run([tmp_path / "run_all.sh", "bad"], env=os.environ | there, cwd=tmp_path)
+    there = os.environ | dict(PATH=f"{tmp_path}/results:{os.environ['PATH']}")
+    run = subprocess.run([tmp_path / "run_all.sh", "bad"], env=there, cwd=tmp_path)
     assert run.returncode == 1
     assert (tmp_path / "runs/records/good.jsonl").stat().st_size == 6
 
