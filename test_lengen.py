@@ -495,7 +495,7 @@ def one_layer(task="successor", method="abc", **options):
 def windows_of(config, lines):
     return enumerate_windows(config, make_bias(config, lines))
 
-# Two places to two heads, and one more in a single row.
+# Lines of two places, which decide a successor, and one that is not needed.
 DECIDING = [Line(head, -1, 0, -head, -0.1, 3.0) for head in (0, 1)]
 STRAY = Line(0, -1, 0, 1, -0.2, 9.0)
 
@@ -1092,9 +1092,9 @@ def test_right_answers_and_places_are_counted(monkeypatch):
     rows = L.evaluate(None, small(task="successor", lengths=(60, 5, 101), samples=201))["rows"]
     assert [(row["digits"], row["set"], row["n"]) for row in rows] == [
         (60, "random", 201), (60, "hard", 201), (5, "random", 201), (101, "random", 200)]
-    for row, count, width in zip(rows, counts, (61, 61, 7, 102), strict=True):  # END has none
-        assert row["correct"] == count
-        assert row["places"] == [1, round(count / row["n"], 4)] + [1] * (width - 2)
+    for row, right, width in zip(rows, counts, (61, 61, 7, 102), strict=True):  # END has none
+        assert row["correct"] == right
+        assert row["places"] == [1, round(right / row["n"], 4)] + [1] * (width - 2)
 
 @parametrize("method", ["rope", "abc"])
 def test_a_model_trains_after_inference_mode_autocast_and_export(method):
@@ -1189,7 +1189,7 @@ def test_primes_are_a_few_long_questions_among_short_ones(task, second):
     assert {len(str(a)) for a, _ in long} >= {6, 7}
     drawn = {b for a, b in questions if a <= 999}
     assert max(drawn) <= second <= 3 * len(drawn)
-    with patch.object(L, "train") as training, patch.object(L, "encoder_data") as drawn:
+    with patch.object(L, "train"), patch.object(L, "encoder_data") as drawn:
         L.learn_encoder(Run(config.replace(examples=40, prime=10, finetune=6, steps=7), {}))
     assert [x.args[1:] for x in drawn.call_args_list] == [(30, 10, 7), (0, 6, 1000)]
 
