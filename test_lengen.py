@@ -555,7 +555,7 @@ def drawn_task(draw, scheme, number):
     base, n_carry = draw.randint(2, 4 - len(operands)), draw.randint(1, 3)
     operands += ("digit",) * draw.randint(0, 2)
     table = torch.randint(base * n_carry, [n_carry] + [base] * len(operands))
-    if number % 7 == 0:  # carries take turns
+    if number % 5 == 0:  # carries take turns
         for carry in range(n_carry):
             table[carry] = (carry + 1) % n_carry * base + carry % base
     digits = table % base
