@@ -5,8 +5,22 @@ python -m results.report                 # compare; exit code 1, and what differ
 python -m results.report --write         # put tables and lists between their marks
 python -m results.report FILE.jsonl...   # print a table of any records, such as those of run_all.sh
 
-What the READMEs say is in numbers.txt, with fields in braces. "Median (least - most)" is over
-seeds, which are never pooled; percentages are rounded down, so that 100 is all."""
+A record is a line of records/LIST.jsonl: one run, with the options that matter for its tables.
+
+    {"config": {"task": "nx1", "method": "rope", "seed": 0, "steps": 6000},
+     "tests": {"rows": [{"digits": 6, "set": "random", "correct": 1000, "n": 1000}]}}
+
+numbers.txt has what the READMEs say, with a field in braces for each number: a name, which FIELDS
+gives a function, and that function's argument. The argument mostly ends with the words of `runs`,
+which choose records by the name of the list and by values or options of the config.
+
+    {proved abc nx1}                       100 of 100
+    {6, 10 of methods nx1 rope}            100 | 0
+    {grade 6>99 10<20 of methods nx1 rope}   reproduced
+
+To add a table, put its records into a list and its rows into numbers.txt and a README, between the
+same marks, and start this with --write. "Median (least - most)" is over seeds, which are never
+pooled; percentages are rounded down, so that 100 is all."""
 
 import json
 import math
@@ -24,6 +38,7 @@ from results import schemes  # whose methods are in records
 
 ROOT = Path(__file__).parent.parent
 
+# Records
 def read_lines(path):
     """A file with a record on each line -> list of dicts."""
     with open(path, encoding="utf-8") as file:
@@ -34,24 +49,17 @@ def load(name):
     """-> the records of one list."""
     return read_lines(ROOT / "results/records" / f"{name}.jsonl")
 
-def about(name, key, text):
-    """-> those records of a list that have this text under a key."""
-    return [r for r in load(name) if text in r.get(key, "")]
-
-def has(config, word):
-    """Does the config of a record have this value, "addition", or this option, "n_layer=1"?"""
-    name, _, value = word.rpartition("=")
-    if not name:
-        return value in config.values()
-    return str(config.get(name)).replace(" ", "") == value
-
 def runs(words):
-    """"methods addition n_layer=1" -> the records of methods.jsonl whose config has these. Raises:
-    ValueError if there are none."""
+    """"methods addition n_layer=1" -> the records of methods.jsonl whose config has the value
+    "addition" and this option. Raises: ValueError if there are none."""
     name, *wanted = words.split()
     found = load(name)
     for word in wanted:
-        found = [r for r in found if has(r["config"], word)]
+        option, _, value = word.rpartition("=")
+        if option:
+            found = [r for r in found if str(r["config"].get(option)).replace(" ", "") == value]
+        else:
+            found = [r for r in found if value in r["config"].values()]
     if not found:
         raise ValueError(f"there is no record of {words}")
     return found
@@ -86,20 +94,16 @@ def percents(found, digits, name="random"):
             shares.append(Fraction(100 * row["correct"], row["n"]))
     return shares
 
-def all_right(record):
-    return all(row["correct"] == row["n"] for row in test_rows([record]))
-
 def proved(found):
     return [r for r in found if r.get("proof", {}).get("proved")]
 
-def parameters(method="nope", **options):
-    """-> how many parameters a model with these options has."""
-    model = L.Transformer(L.Config(method=method, **options))
-    return sum(weight.numel() for weight in model.parameters())
-
+# Numbers as text
 def down(value):
     """12.39 -> "12.3", 100 -> "100"."""
     return f"{math.floor(10 * value) / 10:g}"
+
+def plain(value):
+    return f"{value:g}"
 
 def span(values, show=down):
     """-> "median (least - most)", or the one value that all have."""
@@ -107,13 +111,14 @@ def span(values, show=down):
     ends = f" ({least} - {most})" if min(values) < max(values) else ""
     return show(median(values)) + ends
 
-def between(values, places=1):
+def between(values):
     """-> "least to most", rounded."""
-    return f"{round(float(min(values)), places):g} to {round(float(max(values)), places):g}"
+    return f"{round(float(min(values)), 1):g} to {round(float(max(values)), 1):g}"
 
 def listed(values, show="{:.1f}"):
     return ", ".join(show.format(value) for value in values)
 
+# Fields: functions of the text after their name in braces
 def cells(text):
     """"100, 2 -> 6, 60 of abc nx1" -> a cell for each length, with the source's percentage, if any,
     before ours; they are said once if they are the same, and "-" is untested."""
@@ -129,40 +134,54 @@ def cells(text):
         row.append(cell if number in ("", cell) else f"{number} -> {cell}")
     return " | ".join(row)
 
-def grade(text):
-    """"6>99 10<20 of methods nx1 rope" -> the verdict on a claim of at least 99% at 6 digits and of
-    less than 20% at 10: "reproduced" by all records, "in part" by the median, "not reproduced"."""
-    claims, words = text.split(" of ")
-    ends = {"reproduced": (min, max), "in part": (median, median)}
+def holds(clause, low, high):
+    """Does "6>99 10<20 of RECORDS" hold, at least 99% at 6 digits and less than 20% at 10, or "8 of
+    RECORDS > 10 of OTHERS"? low, high: min and max for every seed, or median."""
+    sides = [side.split(" of ") for side in clause.split(" > ")]
+    if len(sides) == 2:
+        more, less = (percents(runs(words), int(length)) for length, words in sides)
+        return low(more) > high(less)
+    [(claims, words)] = sides
     for length, sign, bound in re.findall(r"(\d+)([<>])([\d.]+)", claims):
-        shares, bound = percents(runs(words), int(length)), Fraction(bound)
-        ends = {verdict: (low, high) for verdict, (low, high) in ends.items()
-                if (low(shares) >= bound if sign == ">" else high(shares) < bound)}
-    return next(iter(ends), "not reproduced")
+        shares = percents(runs(words), int(length))
+        if sign == ">" and low(shares) < Fraction(bound):
+            return False
+        if sign == "<" and high(shares) >= Fraction(bound):
+            return False
+    return True
+
+def grade(text):
+    """The verdict on a claim, whose clauses are joined by "; ": "reproduced" if they hold of every
+    seed, "in part" if of medians, else "not reproduced"."""
+    for verdict, low, high in ("reproduced", min, max), ("in part", median, median):
+        if all(holds(clause, low, high) for clause in text.split("; ")):
+            return verdict
+    return "not reproduced"
+
+def grade_smaller(text):
+    """The same in a smaller task or model than the source's: at best "in part"."""
+    verdict = grade(text)
+    return "in part" if verdict == "reproduced" else verdict
 
 def count_proved(words):
     found = runs(words)
     return f"{len(proved(found))} of {len(found)}"
 
 def count_right(words):
+    """How many of these runs are exact in all tests."""
     found = runs(words)
-    return f"{sum(map(all_right, found))} of {len(found)}"
+    right = [r for r in found if all(row["correct"] == row["n"] for row in test_rows([r]))]
+    return f"{len(right)} of {len(found)}"
 
 def each(words):
     """"steps control parity abc" -> the median and range of this number of these records."""
     name, words = words.split(" ", 1)
-    known = [r[name] for r in runs(words) if r.get(name) is not None]
-    return span(known, "{:g}".format)
+    return span([r[name] for r in runs(words) if r.get(name) is not None], plain)
 
 def windows(words):
     """The usual number of windows of proved models."""
     counts = [r["proof"]["windows"] for r in proved(runs(words))]
     return f"{max(counts, key=counts.count):,}"
-
-def time_share(task):
-    """Time of retraining, as a share of that of the first training."""
-    trains = [r["train"] for r in proved(runs(f"abc {task}"))]
-    return f"{median(x['model']['seconds'] / x['vanilla']['seconds'] for x in trains):.1f}"
 
 def proofs(task):
     """A row of the table of proofs. Attempts: by the vanilla model's weights, by new ones."""
@@ -171,7 +190,7 @@ def proofs(task):
     attempts = [proof["attempt"] for proof in known]
     return " | ".join([f"{len(known)} of {len(found)}",
                        f"{attempts.count(1)}, {attempts.count(2)}",
-                       span([proof["kappa"] for proof in known], "{:g}".format),
+                       span([proof["kappa"] for proof in known], plain),
                        listed(sorted({proof["windows"] for proof in known}), "{:,}"),
                        span([proof["margin"] for proof in known]),
                        span([r["train"]["model"]["steps"] for r in proved(found)])])
@@ -183,10 +202,27 @@ def bounded(words):
     error, rounding = (max(r[name] for r in found) for name in ("error", "rounding"))
     return f"{count_proved(f'rounding {words}')} | {lead:.2f} | {rounding:.1e} | {error:.1e}"
 
+def places(words):
+    """"1 5 20 words" -> percentages of the digits 1 to 5 of the answers to 20 digits."""
+    first, last, digits, words = words.split(" ", 3)
+    shares = []
+    for row in test_rows(runs(words)):
+        if row["digits"] == int(digits):
+            shares += [100 * share for share in row["places"][int(first) - 1:int(last)]]
+    return between(shares)
+
+def reach(words):
+    """The largest length that is right in 75% of its questions (Jelassi, Fig. 2)."""
+    longest = []
+    for r in runs(words):
+        shares = {row["digits"]: row["correct"] / row["n"] for row in test_rows([r])}
+        longest.append(max((n for n, share in shares.items() if share >= 0.75), default=0))
+    return span(longest)
+
 def gpu(words, unit=1):
-    """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
+    """"seconds as a graph" -> these numbers of the records of gpu.jsonl about this."""
     name, text = words.split(" ", 1)
-    return [unit * r[name] for r in about("gpu", "what", text)]
+    return [unit * r[name] for r in load("gpu") if name in r and text in r["what"]]
 
 def gpu_tests(text):
     """Percent exact of a run on a GPU."""
@@ -195,14 +231,20 @@ def gpu_tests(text):
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
+    "grade": grade, "smaller": grade_smaller, "places": places, "reach": reach,
+    "bounded": bounded, "each": each, "tests": gpu_tests,
     "count": lambda words: str(len(runs(words))),
-    "bounded": bounded, "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
     "learned": lambda name: f"{parameters(method=name) - parameters():,}",
     "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
     "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
     "gpu": lambda words: listed(gpu(words), "{:.3g}"),
     "calculator": lambda name: f"{load('calculator')[0][name]:,}",
     "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}")}
+
+def parameters(method="nope", **options):
+    """-> how many parameters a model with these options has."""
+    model = L.Transformer(L.Config(method=method, **options))
+    return sum(weight.numel() for weight in model.parameters())
 
 def failed_schemes():
     """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
@@ -213,28 +255,27 @@ def failed_schemes():
             failed.append(method)
     return ", ".join(failed)
 
-def on_runs():
-    """-> fields without an argument."""
+def values_of_names():
+    """-> fields that are a name without an argument."""
     most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
     without = runs("pairs dummy=False")
     sequences = percents(without, 5)
     labels = [100 * mean(row["places"]) for row in test_rows(without)]
-    moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
-    [places] = [r["places"] for r in about("leads", "what", "share right")]
-    wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
+    [shares] = [r["places"] for r in load("leads") if "share right" in r["what"]]
+    wide = [r["right_at_6"] for r in load("trials") if "window, two layers" in r.get("trial", "")]
     return {
         "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
         "failed schemes": failed_schemes(),
         "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
         "labels worst": down(min(labels)), "labels best": down(max(labels)),
-        "other moduli": down(max(percents(moduli, 5))),
-        "vanilla places": between([100 * share for share in places[7:20]]),
+        "vanilla places": between([100 * share for share in shares[7:20]]),
         "two layers": listed(wide),
         "drift": f"{max(r['proof']['drift'] for r in load('drift')):.0e}"}
 
+# Pages
 def fill(text):
     """-> text with the values of its fields."""
-    known = on_runs()
+    known = values_of_names()
 
     def value(match):
         name, _, words = match[1].partition(" ")
