@@ -30,11 +30,7 @@ from difflib import unified_diff
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from statistics import mean, median
-
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
-import lengen as L
-from results import schemes  # whose methods are in records
+from statistics import median
 
 ROOT = Path(__file__).parent.parent
 
@@ -94,6 +90,14 @@ def percents(found, digits, name="random"):
             shares.append(Fraction(100 * row["correct"], row["n"]))
     return shares
 
+def longest_right(found):
+    """-> the largest length at which each of these records is right on 75% (Jelassi, Fig. 2a)."""
+    longest = []
+    for r in found:
+        right = [row["digits"] for row in test_rows([r]) if row["correct"] >= 0.75 * row["n"]]
+        longest.append(max(right, default=0))
+    return longest
+
 def proved(found):
     return [r for r in found if r.get("proof", {}).get("proved")]
 
@@ -103,17 +107,14 @@ def down(value):
     return f"{math.floor(10 * value) / 10:g}"
 
 def plain(value):
-    return f"{value:g}"
+    """12000 -> "12,000", 0.1268 -> "0.127"."""
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,g}"
 
 def span(values, show=down):
     """-> "median (least - most)", or the one value that all have."""
     least, most = show(min(values)), show(max(values))
     ends = f" ({least} - {most})" if min(values) < max(values) else ""
     return show(median(values)) + ends
-
-def between(values):
-    """-> "least to most", rounded."""
-    return f"{round(float(min(values)), 1):g} to {round(float(max(values)), 1):g}"
 
 def listed(values, show="{:.1f}"):
     return ", ".join(show.format(value) for value in values)
@@ -209,79 +210,21 @@ def places(words):
     for row in test_rows(runs(words)):
         if row["digits"] == int(digits):
             shares += [100 * share for share in row["places"][int(first) - 1:int(last)]]
-    return between(shares)
-
-def reach(words):
-    """The largest length that is right in 75% of its questions (Jelassi, Fig. 2)."""
-    longest = []
-    for r in runs(words):
-        shares = {row["digits"]: row["correct"] / row["n"] for row in test_rows([r])}
-        longest.append(max((n for n, share in shares.items() if share >= 0.75), default=0))
-    return span(longest)
-
-def gpu(words, unit=1):
-    """"seconds as a graph" -> these numbers of the records of gpu.jsonl about this."""
-    name, text = words.split(" ", 1)
-    return [unit * r[name] for r in load("gpu") if name in r and text in r["what"]]
-
-def gpu_tests(text):
-    """Percent exact of a run on a GPU."""
-    [rows] = gpu(f"tests {text}")
-    return ", ".join(down(Fraction(100 * correct, n)) for _, _, correct, n in rows)
+    return span(shares)
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
-    "grade": grade, "smaller": grade_smaller, "places": places, "reach": reach,
-    "bounded": bounded, "each": each, "tests": gpu_tests,
+    "grade": grade, "smaller": grade_smaller, "bounded": bounded, "each": each, "places": places,
     "count": lambda words: str(len(runs(words))),
-    "learned": lambda name: f"{parameters(method=name) - parameters():,}",
-    "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
-    "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
-    "gpu": lambda words: listed(gpu(words), "{:.3g}"),
-    "calculator": lambda name: f"{load('calculator')[0][name]:,}",
-    "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}")}
-
-def parameters(method="nope", **options):
-    """-> how many parameters a model with these options has."""
-    model = L.Transformer(L.Config(method=method, **options))
-    return sum(weight.numel() for weight in model.parameters())
-
-def failed_schemes():
-    """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
-    failed, methods = [], {r["config"]["method"] for r in load("schemes")}
-    for method in sorted(x for x in methods if not x.endswith("-9")):
-        found = [runs(f"schemes {task} {method} n_layer=1") for task in ("successor", "addition")]
-        if max(median(percents(records, 6)) for records in found) < 99:
-            failed.append(method)
-    return ", ".join(failed)
-
-def values_of_names():
-    """-> fields that are a name without an argument."""
-    most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
-    without = runs("pairs dummy=False")
-    sequences = percents(without, 5)
-    labels = [100 * mean(row["places"]) for row in test_rows(without)]
-    [shares] = [r["places"] for r in load("leads") if "share right" in r["what"]]
-    wide = [r["right_at_6"] for r in load("trials") if "window, two layers" in r.get("trial", "")]
-    return {
-        "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
-        "failed schemes": failed_schemes(),
-        "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
-        "labels worst": down(min(labels)), "labels best": down(max(labels)),
-        "vanilla places": between([100 * share for share in shares[7:20]]),
-        "two layers": listed(wide),
-        "drift": f"{max(r['proof']['drift'] for r in load('drift')):.0e}"}
+    "longest": lambda words: span(longest_right(runs(words))),
+    "drift": lambda words: f"{max(r['proof']['drift'] for r in runs(words)):.0e}"}
 
 # Pages
 def fill(text):
     """-> text with the values of its fields."""
-    known = values_of_names()
-
     def value(match):
         name, _, words = match[1].partition(" ")
-        if name in FIELDS:
-            return FIELDS[name](words)
-        return cells(match[1]) if " of " in match[1] else known[match[1]]
+        return FIELDS[name](words) if name in FIELDS else cells(match[1])
 
     def count(match):
         return str(len(re.findall(rf"\| ({match[1]}) \|\n", claims)))
@@ -292,18 +235,21 @@ def fill(text):
 
 def compare(name, said, write):
     """Compare a README with what numbers.txt says, or write its tables -> lines that differ."""
-    path, differ = ROOT / name, []
+    path = ROOT / name
     text = old = path.read_text(encoding="utf-8")
-    for block in re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL):
+    blocks = re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL)
+    for block in blocks:
         said = said.replace(block, "")
-        lines = block.splitlines()
-        was = re.search(f"{lines[0]}.*?{lines[-1]}\n", text, re.DOTALL)[0]
-        differ += unified_diff(was.splitlines(), lines, name, "numbers.txt", n=0, lineterm="")
-        text = text.replace(was, block)
-    if write and text != old:
+        first, *_, last = block.splitlines()
+        text = re.sub(f"{first}.*?{last}\n", lambda was: block, text, flags=re.DOTALL)
+    lacks = [x for x in blocks + said.splitlines() if x not in text]
+    differ = []
+    if write:
         path.write_text(text, encoding="utf-8")
-        differ = []
-    return differ + [f"{name} lacks: {x}" for x in said.splitlines() if x not in text]
+    else:
+        differ += unified_diff(old.splitlines(), text.splitlines(), name, "numbers.txt", n=0,
+                               lineterm="")
+    return differ + [f"{name} lacks: {x}" for x in lacks]
 
 def print_records(paths):
     """A table for each task: a row for each method and other options."""

@@ -2,9 +2,13 @@
 """Other people's position schemes and changes of the authors' rules: python -m results.schemes
 
 This is the command line of lengen.py with more entries of METHODS, each made from its formula, and
-of RULES. Positions of the source are counted from its end, so that digit i of a number is as far
-from row i at every length; a bias has parameters of its own for keys on either side of
-cross-attention. Source and target share random draws, which are made in training alone."""
+of RULES. The simplest scheme is LearnedAlibi: `forward` gets the distances d (T, S) between queries
+and keys and returns a bias (H, T, S). `by_distance` makes of it a bias of all attention, and an
+entry of SCHEMES a method: python -m results.schemes --method learned-alibi. With `--json`, the run
+prints its record, which is a line of records/schemes.jsonl.
+
+Positions of the source are counted from its end, so that digit i of a number is as far from row i
+at every length. Source and target share random draws, which are made in training alone."""
 
 import math
 import sys
@@ -103,20 +107,9 @@ def by_distance(part):
     """-> the class of a bias that is made of such parts."""
     return type(f"{part.__name__}ByDistance", (ByDistance,), dict(part=part))
 
-def places(config, side, T, coupled):
-    """Index of each token: digits from 1 on, from the last digit of their number on; markers 0. If
-    coupled, the marker in front of a number is one above its first digit, as END is in the answer;
-    the end marker is 0, as START is."""
-    if side == "target":
-        return torch.arange(T)  # START, digit 0, digit 1, ...
-    blocks = [torch.arange(width, 0, -1) for width in L.blocks_of(config, "cross", T)]
-    for block in blocks[-1:] if coupled else blocks:
-        block[0] = 0
-    return torch.cat(blocks)
-
 class Abacus(nn.Embedding):
-    """A learned vector for the place of a digit, from a random place on in training. Source:
-    McLeish et al. 2024 (MIT)."""
+    """A learned vector for the place of a digit, 1 for a number's last, from a random place on in
+    training; markers are at place 0. Source: McLeish et al. 2024 (MIT)."""
     coupled = False
 
     def __init__(self, config):
@@ -131,15 +124,22 @@ class Abacus(nn.Embedding):
         return MOST - 100 - cls.coupled, MOST - 1 - cls.coupled
 
     def forward(self, side, index):
-        if side == "source":
+        if side == "target":
+            place = torch.arange(len(index))  # START, digit 1, digit 2, ...
+        else:
             self.start = torch.randint(100, ()) if self.training else 0
-        index = places(self.config, side, len(index), self.coupled)
-        L.demand(index.max() < MOST, f"{MOST} learned positions do not reach {index.max()}")
-        moved = torch.ones_like(index) if self.coupled else (index > 0)
-        return super().forward(index + self.start * moved)
+            sizes = L.blocks_of(self.config, "cross", len(index))
+            blocks = [torch.arange(size, 0, -1) for size in sizes]
+            for block in blocks[-1:] if self.coupled else blocks:
+                block[0] = 0
+            place = torch.cat(blocks)
+        L.demand(place.max() < MOST, f"{MOST} learned positions do not reach {place.max()}")
+        moved = torch.ones_like(place) if self.coupled else (place > 0)
+        return super().forward(place + self.start * moved)
 
 class Coupling(Abacus):
-    """Abacus with markers that take part. Source: Cho et al. 2024 (Position Coupling)."""
+    """Abacus with markers that take part: the one in front of a number is one above its first
+    digit, as END is in the answer. Source: Cho et al. 2024 (Position Coupling)."""
     coupled = True
 
 class Randomized(nn.Module):
@@ -249,18 +249,16 @@ def settle(usual, config):
 for name, kind in L.KINDS.items():
     L.KINDS[name] = kind._replace(settle=partial(settle, kind.settle))
 
-# The authors' rules with some of three changes, as code+start or code+start+vertical+self. start: a
-# row without a line sees the start token, not everything; vertical: cross-attention has verticals,
-# too; self: kappa is that of cross-attention in self-attention, too.
-changed, kappa = {"code": L.RULES["code"]}, L.RULES["code"]["cross"]["kappa"]
-for name, side, change in (("start", "cross", {}),
-                           ("vertical", "cross", dict(groups=((-1,), (0,)))),
-                           ("self", "self", dict(kappa=kappa))):
-    for before, rule in list(changed.items()):
-        changed[f"{before}+{name}"] = rule | {side: rule[side] | change}
-L.RULES.update(changed)
-# v2 by App. F, in which each direction is normalized and cut by itself.
-L.RULES["v2-each"] = {side: rule | dict(groups=L.EACH) for side, rule in L.RULES["v2"].items()}
+# The authors' rules with some of three changes. start: a row without a line sees the start token,
+# not everything; vertical: cross-attention has verticals, too; self: kappa is that of
+# cross-attention in self-attention, too. v2-each: v2 by App. F, each direction cut by itself.
+code, v2 = L.RULES["code"], L.RULES["v2"]
+wider = code | dict(cross=code["cross"] | dict(groups=((-1,), (0,))))
+stricter = dict(self=code["self"] | dict(kappa=code["cross"]["kappa"]))
+L.RULES.update({
+    "code+start": code, "code+vertical": wider, "code+start+vertical": wider,
+    "code+vertical+self": wider | stricter, "code+start+vertical+self": wider | stricter,
+    "v2-each": {side: rule | dict(groups=L.EACH) for side, rule in v2.items()}})
 
 def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
