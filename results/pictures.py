@@ -34,35 +34,31 @@ def pyplot():
                          "figure.max_open_warning": 0})
     return plt
 
-def heat_maps(panels, matrices, keys, unit, low, high):
-    """Matrices (H, T, S) in a row of panels, on one scale of colours, grey where -inf."""
-    for h, (axes, matrix) in enumerate(zip(panels, matrices)):
-        image = axes.imshow(matrix.numpy(), vmin=low, vmax=high)
-        axes.set(title=f"head {h + 1}", xlabel=keys, ylabel="output position", facecolor="0.8")
-    panels[0].figure.colorbar(image, ax=list(panels), label=unit, aspect=30)
-
-def draw_bias(plt, model, config, parts):
-    """The averaged attention of the last layer, and the bias made from it for 20 digits."""
-    figure, grid = plt.subplots(4, config.n_head, squeeze=False, figsize=(11.5, 10))
-    source, target = L.draw_questions(config, L.draw_exact, 20, 1)
-    T, S, attention = target.shape[1] - 1, source.shape[1], parts["attention"]
-    for n, (name, size, keys) in enumerate((("self", T, "output position"),
-                                            ("cross", S, "input position"))):
-        bias = model.bias(config.n_layer - 1, name, T, size)
-        low = min(bias[bias.isfinite()].min().item(), -0.1)
-        heat_maps(grid[2 * n], attention[n][-1], keys, f"averaged {name}-attention", 0, 1)
-        heat_maps(grid[2 * n + 1], bias, keys, f"{name} bias (grey: closed)", low, 0)
-    return figure
-
-def draw_attention(plt, model, config):
-    """The attention of the last layer, averaged over questions of six digits."""
-    source, target = config.kind.draw_tests(config, min(6, *config.lengths))["random"]
-    model(source, target[:, :-1])
-    layer = [*model.encoder, *model.decoder][-1]
-    parts = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
-    figure, grid = plt.subplots(len(parts), config.n_head, squeeze=False, figsize=(11.5, 5))
-    for panels, part, name in zip(grid, parts, ("self", "cross")):
-        heat_maps(panels, part.weights.mean(0), "key", f"averaged {name}-attention", 0, 1)
+def draw_attention(plt, model, config, parts):
+    """The attention of the last layer, averaged over questions of six digits; by ABC that of the
+    vanilla model, and the bias that was made from it, for 20 digits (grey: closed)."""
+    rows, names, layer = [], ("self", "cross"), [*model.encoder, *model.decoder][-1]
+    if "attention" in parts:
+        source, target = L.draw_questions(config, L.draw_exact, 20, 1)
+        T = target.shape[1] - 1
+        for name, size, maps in zip(names, (T, source.shape[1]), parts["attention"]):
+            bias = model.bias(config.n_layer - 1, name, T, size)
+            low = min(bias[bias.isfinite()].min().item(), -0.1)
+            rows += [(f"averaged {name}-attention", maps[-1], 0, 1), (f"{name} bias", bias, low, 0)]
+    else:
+        source, target = config.kind.draw_tests(config, min(6, *config.lengths))["random"]
+        model(source, target[:, :-1])
+        modules = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
+        for name, module in zip(names, modules):
+            rows.append((f"averaged {name}-attention", module.weights.mean(0), 0, 1))
+    figure, grid = plt.subplots(len(rows), config.n_head, squeeze=False,
+                                figsize=(11.5, 2.5 * len(rows)))
+    for panels, (name, maps, low, high) in zip(grid, rows):  # maps (H, T, S) on one scale
+        for h, axes in enumerate(panels):
+            image = axes.imshow(maps[h].numpy(), vmin=low, vmax=high)
+            axes.set(title=f"head {h + 1}", xlabel="key", ylabel="output position",
+                     facecolor="0.8")
+        figure.colorbar(image, ax=list(panels), label=name, aspect=30)
     return figure
 
 def draw_lines(plt, model, config, parts):
@@ -121,14 +117,13 @@ def draw_accuracy(plt, records):
 
 def draw_by_option(plt, records, option):
     """As Jelassi's Figs. 4a and 2a."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.6))
-    kinds = {}
-    for r in records:
-        kinds.setdefault(r["config"][option], []).append(r)
-    x = sorted(kinds)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.5, 2.5))
+    values = sorted({r["config"][option] for r in records})
+    kinds = [[r for r in records if r["config"][option] == value] for value in values]
+    x = [str(value) for value in values]
     for n in sorted({row["digits"] for row in test_rows(records)}):
-        draw_band(left, x, [percents(kinds[value], n) for value in x], f"{n} digits")
-    draw_band(right, x, [longest_right(kinds[value]) for value in x], None)
+        draw_band(left, x, [percents(kind, n) for kind in kinds], f"{n} digits")
+    draw_band(right, x, [longest_right(kind) for kind in kinds], None)
     left.set(xlabel=option, ylabel="percent exact", ylim=(-2, 102))
     left.legend(fontsize=7)
     right.set(xlabel=option, ylabel="largest length with 75% exact", ylim=0)
@@ -140,10 +135,10 @@ def draw_run(plt, path, name):
     with L.seeded("picture"), torch.no_grad():
         if config.model == "pairs":
             return {f"pairs-{name}": draw_pairs(plt, model, config)}
+        attention = draw_attention(plt, model, config, parts)
         if "attention" not in parts:
-            return {f"attention-{name}": draw_attention(plt, model, config)}
-        return {f"bias-{name}": draw_bias(plt, model, config, parts),
-                f"lines-{name}": draw_lines(plt, model, config, parts)}
+            return {f"attention-{name}": attention}
+        return {f"bias-{name}": attention, f"lines-{name}": draw_lines(plt, model, config, parts)}
 
 def main(argv=None):
     parser = L.Parser(prog="pictures", description="Pictures of runs and records.")

@@ -174,34 +174,13 @@ def count_right(words):
     right = [r for r in found if all(row["correct"] == row["n"] for row in test_rows([r]))]
     return f"{len(right)} of {len(found)}"
 
-def each(words):
-    """"steps control parity abc" -> the median and range of this number of these records."""
-    name, words = words.split(" ", 1)
-    return span([r[name] for r in runs(words) if r.get(name) is not None], plain)
-
-def windows(words):
-    """The usual number of windows of proved models."""
-    counts = [r["proof"]["windows"] for r in proved(runs(words))]
-    return f"{max(counts, key=counts.count):,}"
-
-def proofs(task):
-    """A row of the table of proofs. Attempts: by the vanilla model's weights, by new ones."""
-    found = runs(f"abc {task}")
-    known = [r["proof"] for r in proved(found)]
-    attempts = [proof["attempt"] for proof in known]
-    return " | ".join([f"{len(known)} of {len(found)}",
-                       f"{attempts.count(1)}, {attempts.count(2)}",
-                       span([proof["kappa"] for proof in known], plain),
-                       listed(sorted({proof["windows"] for proof in known}), "{:,}"),
-                       span([proof["margin"] for proof in known]),
-                       span([r["train"]["model"]["steps"] for r in proved(found)])])
-
-def bounded(words):
-    """A row of the table of rounding: of all windows of runs, in float64."""
-    found = runs(f"rounding {words}")
-    lead = min(r["lead"] for r in found)
-    error, rounding = (max(r[name] for r in found) for name in ("error", "rounding"))
-    return f"{count_proved(f'rounding {words}')} | {lead:.2f} | {rounding:.1e} | {error:.1e}"
+def numbers(words):
+    """"proof.kappa abc nx1" -> this number of those of these records that have it."""
+    path, words = words.split(" ", 1)
+    found = runs(words)
+    for name in path.split("."):
+        found = [r[name] for r in found if r.get(name) is not None]
+    return found
 
 def places(words):
     """"1 5 20 words" -> percentages of the digits 1 to 5 of the answers to 20 digits."""
@@ -213,11 +192,12 @@ def places(words):
     return span(shares)
 
 FIELDS = {  # by the first word
-    "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
-    "grade": grade, "smaller": grade_smaller, "bounded": bounded, "each": each, "places": places,
+    "proved": count_proved, "right": count_right, "grade": grade, "smaller": grade_smaller,
+    "each": lambda words: span(numbers(words), plain), "places": places,
+    "least": lambda words: plain(min(numbers(words))),
+    "most": lambda words: plain(max(numbers(words))),
     "count": lambda words: str(len(runs(words))),
-    "longest": lambda words: span(longest_right(runs(words))),
-    "drift": lambda words: f"{max(r['proof']['drift'] for r in runs(words)):.0e}"}
+    "longest": lambda words: span(longest_right(runs(words)))}
 
 # Pages
 def fill(text):
