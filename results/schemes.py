@@ -12,7 +12,6 @@ at every length. Source and target share random draws, which are made in trainin
 
 import math
 import sys
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -22,6 +21,11 @@ sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 MOST = 1024  # learned or random positions
+
+def check_positions(module, needed):
+    """Refuse numbers that have no positions."""
+    option = "--width" if module.training else "--lengths"
+    L.demand(needed <= MOST, f"{option}: {needed} positions are needed, there are {MOST}")
 
 # Biases of distances d >= 0, (T, S) -> (H, T, S)
 class T5(nn.Embedding):
@@ -113,27 +117,22 @@ class Abacus(nn.Embedding):
     coupled = False
 
     def __init__(self, config):
+        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__(MOST, config.d_model)
         nn.init.normal_(self.weight, std=0.3)
         self.config = config.replace(rules="ours")  # whose blocks are the numbers
         self.start = 0
 
-    @classmethod
-    def most_digits(cls, operands):
-        """-> the most digits of a training number, which starts anywhere, and of a tested one."""
-        return MOST - 100 - cls.coupled, MOST - 1 - cls.coupled
-
     def forward(self, side, index):
-        if side == "target":
-            place = torch.arange(len(index))  # START, digit 1, digit 2, ...
-        else:
+        place = index  # START, digit 1, digit 2, ...
+        if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
             sizes = L.blocks_of(self.config, "cross", len(index))
             blocks = [torch.arange(size, 0, -1) for size in sizes]
             for block in blocks[-1:] if self.coupled else blocks:
                 block[0] = 0
             place = torch.cat(blocks)
-        L.demand(place.max() < MOST, f"{MOST} learned positions do not reach {place.max()}")
+        check_positions(self, 1 + place.max() + 99 * self.training)
         moved = torch.ones_like(place) if self.coupled else (place > 0)
         return super().forward(place + self.start * moved)
 
@@ -146,20 +145,16 @@ class Randomized(nn.Module):
     """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in
     tests. Source: Ruoss et al. 2023 (Apache 2.0), which draws in tests, too."""
     def __init__(self, config):
+        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__()
         self.config = config
-
-    @staticmethod
-    def most_digits(operands):
-        """As above. Each operand has a symbol on its left, and the last one END on its right."""
-        tokens = MOST - 1 - 2 * operands.count("digit")
-        return tokens // operands.count("number") - 1, math.inf
 
     def forward(self, side, index):
         T = len(index)
         if side == "source":
             self.at = torch.arange(max(T, MOST))
             if self.training:
+                check_positions(self, T)
                 self.at = torch.randperm(MOST)[:T].sort().values
         at = self.at[:T]
         return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
@@ -233,21 +228,6 @@ for w, T in (1, 4), (2, 3), (2, 4), (2, 5):
 SCHEMES["abc-positions"] = L.METHODS["abc"]._replace(position=L.sinusoids)
 SCHEMES["abc-random"] = SCHEMES["abc-untrained"] = L.METHODS["abc"]
 L.METHODS.update(SCHEMES)
-
-def settle(usual, config):
-    """Derive and check options as lengen.py does, and refuse numbers that have no positions."""
-    usual(config)
-    position = config.scheme.position
-    if hasattr(position, "most_digits"):
-        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
-        trained, tested = position.most_digits(config.spec.operands)
-        tested -= config.spec.headroom
-        has = f"{config.method} has positions for numbers of"
-        L.demand(max(config.widths) <= trained, f"--width: {has} {trained} digits in training")
-        L.demand(max(config.lengths) <= tested, f"--lengths: {has} {tested} digits in tests")
-
-for name, kind in L.KINDS.items():
-    L.KINDS[name] = kind._replace(settle=partial(settle, kind.settle))
 
 # The authors' rules with some of three changes. start: a row without a line sees the start token,
 # not everything; vertical: cross-attention has verticals, too; self: kappa is that of
