@@ -78,6 +78,11 @@ def grouped(records):
             groups.setdefault((*kind, " ".join(options)), {})[r["config"]["seed"]] = r
     return {name: list(by_seed.values()) for name, by_seed in groups.items()}
 
+def runs_of_one_kind(words):
+    """As `runs`. Raises: ValueError if they differ in more than the seed, as they are not pooled."""
+    [found] = grouped(runs(words)).values()
+    return found
+
 def test_rows(found):
     """-> the rows of all tests of these records."""
     return sum([r["tests"]["rows"] for r in found if "tests" in r], [])
@@ -116,9 +121,6 @@ def span(values, show=down):
     ends = f" ({least} - {most})" if min(values) < max(values) else ""
     return show(median(values)) + ends
 
-def listed(values, show="{:.1f}"):
-    return ", ".join(show.format(value) for value in values)
-
 # Fields: functions of the text after their name in braces
 def cells(text):
     """"100, 2 -> 6, 60 of abc nx1" -> a cell for each length, with the source's percentage, if any,
@@ -126,7 +128,7 @@ def cells(text):
     published, _, ours = text.rpartition(" -> ")
     lengths, words = ours.split(" of ")
     lengths, row = lengths.split(", "), []
-    [found] = grouped(runs(words)).values()  # different runs are never pooled
+    found = runs_of_one_kind(words)
     published = published.split(", ") if published else [""] * len(lengths)
     for length, number in zip(lengths, published, strict=True):
         cell = number
@@ -140,11 +142,11 @@ def holds(clause, low, high):
     RECORDS > 10 of OTHERS"? low, high: min and max for every seed, or median."""
     sides = [side.split(" of ") for side in clause.split(" > ")]
     if len(sides) == 2:
-        more, less = (percents(runs(words), int(length)) for length, words in sides)
+        more, less = (percents(runs_of_one_kind(words), int(length)) for length, words in sides)
         return low(more) > high(less)
     [(claims, words)] = sides
     for length, sign, bound in re.findall(r"(\d+)([<>])([\d.]+)", claims):
-        shares = percents(runs(words), int(length))
+        shares = percents(runs_of_one_kind(words), int(length))
         if sign == ">" and low(shares) < Fraction(bound):
             return False
         if sign == "<" and high(shares) >= Fraction(bound):
@@ -248,7 +250,7 @@ def print_records(paths):
                 shares = percents(found, digits, name)
                 line.append(span(shares) if shares else "-")
             n = {row["n"] for row in test_rows(found)}
-            line += [len(proved(found)), len(found), listed(sorted(n), "{:,}")]
+            line += [len(proved(found)), len(found), ", ".join(map(plain, sorted(n)))]
             print(f"| {' | '.join(map(str, line))} |")
 
 def main(argv=None):
