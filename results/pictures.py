@@ -4,8 +4,11 @@
 The folder of a finished run of the name RUN gets, by ABC,
     bias-RUN.png     the averaged attention of its vanilla model, and the bias calibrated from it
     lines-RUN.png    the open keys of all heads for one question, and one window
-or else attention-RUN.png (of pairs, pairs-RUN.png), and files of records together get
-    accuracy.png     percent exact by length, the median seed in a band from least to most"""
+or else attention-RUN.png (of pairs, pairs-RUN.png). Files of records together get one picture, of
+median seeds in bands from least to most:
+    accuracy.png     percent exact by length
+    by-OPTION.png    with --by OPTION, such as prime: percent exact by its values, a line a length,
+                     and the largest length that is right in 75% of its questions"""
 
 import math
 import sys
@@ -16,7 +19,7 @@ import torch
 
 sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
-from results.report import grouped, percents, read_lines, test_rows
+from results.report import grouped, longest_right, percents, read_lines, test_rows
 
 COLOURS = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"
 
@@ -32,35 +35,31 @@ def pyplot():
                          "figure.max_open_warning": 0})
     return plt
 
-def heat_maps(panels, matrices, keys, unit, low, high):
-    """Matrices (H, T, S) in a row of panels, on one scale of colours, grey where -inf."""
-    for h, (axes, matrix) in enumerate(zip(panels, matrices)):
-        image = axes.imshow(matrix.numpy(), vmin=low, vmax=high)
-        axes.set(title=f"head {h + 1}", xlabel=keys, ylabel="output position", facecolor="0.8")
-    panels[0].figure.colorbar(image, ax=list(panels), label=unit, aspect=30)
-
-def draw_bias(plt, model, config, parts):
-    """The averaged attention of the last layer, and the bias made from it for 20 digits."""
-    figure, grid = plt.subplots(4, config.n_head, squeeze=False, figsize=(11.5, 10))
-    source, target = L.draw_questions(config, L.draw_exact, 20, 1)
-    T, S, attention = target.shape[1] - 1, source.shape[1], parts["attention"]
-    for n, (name, size, keys) in enumerate((("self", T, "output position"),
-                                            ("cross", S, "input position"))):
-        bias = model.bias(config.n_layer - 1, name, T, size)
-        low = min(bias[bias.isfinite()].min().item(), -0.1)
-        heat_maps(grid[2 * n], attention[n][-1], keys, f"averaged {name}-attention", 0, 1)
-        heat_maps(grid[2 * n + 1], bias, keys, f"{name} bias (grey: closed)", low, 0)
-    return figure
-
-def draw_attention(plt, model, config):
-    """The attention of the last layer, averaged over questions of six digits."""
-    source, target = config.kind.draw_tests(config, min(6, *config.lengths))["random"]
-    model(source, target[:, :-1])
-    layer = [*model.encoder, *model.decoder][-1]
-    parts = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
-    figure, grid = plt.subplots(len(parts), config.n_head, squeeze=False, figsize=(11.5, 5))
-    for panels, part, name in zip(grid, parts, ("self", "cross")):
-        heat_maps(panels, part.weights.mean(0), "key", f"averaged {name}-attention", 0, 1)
+def draw_attention(plt, model, config, parts):
+    """The attention of the last layer, averaged over questions of six digits; by ABC that of the
+    vanilla model, and the bias that was made from it, for 20 digits (grey: closed)."""
+    rows, names, layer = [], ("self", "cross"), [*model.encoder, *model.decoder][-1]
+    if "attention" in parts:
+        source, target = L.draw_questions(config, L.draw_exact, 20, 1)
+        T = target.shape[1] - 1
+        for name, size, maps in zip(names, (T, source.shape[1]), parts["attention"]):
+            bias = model.bias(config.n_layer - 1, name, T, size)
+            low = min(bias[bias.isfinite()].min().item(), -0.1)
+            rows += [(f"averaged {name}-attention", maps[-1], 0, 1), (f"{name} bias", bias, low, 0)]
+    else:
+        source, target = config.kind.draw_tests(config, min(6, *config.lengths))["random"]
+        model(source, target[:, :-1])
+        modules = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
+        for name, module in zip(names, modules):
+            rows.append((f"averaged {name}-attention", module.weights.mean(0), 0, 1))
+    figure, grid = plt.subplots(len(rows), config.n_head, squeeze=False,
+                                figsize=(11.5, 2.5 * len(rows)))
+    for panels, (name, maps, low, high) in zip(grid, rows):  # maps (H, T, S) on one scale
+        for h, axes in enumerate(panels):
+            image = axes.imshow(maps[h].numpy(), vmin=low, vmax=high)
+            axes.set(title=f"head {h + 1}", xlabel="key", ylabel="output position",
+                     facecolor="0.8")
+        figure.colorbar(image, ax=list(panels), label=name, aspect=30)
     return figure
 
 def draw_lines(plt, model, config, parts):
@@ -98,52 +97,72 @@ def draw_pairs(plt, model, config):
     axes.legend()
     return figure
 
+def draw_band(axes, x, values, name):
+    """A line through the medians of values, lists of a number for each seed, in a band."""
+    middle, low, high = ([float(of(seeds)) for seeds in values] for of in (median, min, max))
+    [line] = axes.plot(x, middle, label=name, markersize=4)
+    axes.fill_between(x, low, high, color=line.get_color(), alpha=0.2)
+
 def draw_accuracy(plt, records):
     """A line for each task, method and options that differ."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
     for (task, method, options), found in grouped(records).items():
         lengths = sorted({row["digits"] for row in test_rows(found)})
         shares = [percents(found, n) for n in lengths]
-        middle, low, high = ([float(of(x)) for x in shares] for of in (median, min, max))
-        name = f"{task}, {method} {options}".strip()
-        [line] = axes.plot(lengths, middle, label=name, markersize=4)
-        axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.2)
+        draw_band(axes, lengths, shares, f"{task}, {method} {options}".strip())
     axes.axvspan(1, 6, color="0.92", zorder=0)
     axes.set(xlabel="digits (shaded: mainly trained on)", ylabel="percent exact", xscale="log",
              ylim=(-2, 102))
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 
-def draw_all(plt, paths):
-    figures, records = {}, []
-    for path in map(Path, paths):
-        if not path.is_dir():
-            records += read_lines(path)
-            continue
-        model, config, parts = L.load(path)
-        run = path.name
-        if [Path(x).name for x in paths].count(run) > 1:  # other runs may have this name
-            run = f"{path.parent.name}-{run}"
-        with L.seeded("picture"), torch.no_grad():
-            if config.model == "pairs":
-                figures[f"pairs-{run}"] = draw_pairs(plt, model, config)
-            elif "attention" not in parts:
-                figures[f"attention-{run}"] = draw_attention(plt, model, config)
-            else:
-                figures[f"bias-{run}"] = draw_bias(plt, model, config, parts)
-                figures[f"lines-{run}"] = draw_lines(plt, model, config, parts)
-    if records:
-        figures["accuracy"] = draw_accuracy(plt, records)
-    return figures
+def draw_by_option(plt, records, option):
+    """As Jelassi's Figs. 4a and 2a."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.5, 2.5))
+    values = sorted({r["config"][option] for r in records})
+    kinds = [[r for r in records if r["config"][option] == value] for value in values]
+    x = [str(value) for value in values]
+    for n in sorted({row["digits"] for row in test_rows(records)}):
+        draw_band(left, x, [percents(kind, n) for kind in kinds], f"{n} digits")
+    draw_band(right, x, [longest_right(kind) for kind in kinds], None)
+    left.set(xlabel=option, ylabel="percent exact", ylim=(-2, 102))
+    left.legend(fontsize=7)
+    right.set(xlabel=option, ylabel="largest length with 75% exact", ylim=0)
+    return figure
+
+def draw_run(plt, path, name):
+    """The pictures of the folder of a run -> {their name: figure}."""
+    model, config, parts = L.load(path)
+    with L.seeded("picture"), torch.no_grad():
+        if config.model == "pairs":
+            return {f"pairs-{name}": draw_pairs(plt, model, config)}
+        attention = draw_attention(plt, model, config, parts)
+        if "attention" not in parts:
+            return {f"attention-{name}": attention}
+        return {f"bias-{name}": attention, f"lines-{name}": draw_lines(plt, model, config, parts)}
 
 def main(argv=None):
     parser = L.Parser(prog="pictures", description="Pictures of runs and records.")
-    parser.add_argument("paths", nargs="+", help="folders of runs, files of records")
+    parser.add_argument("paths", nargs="+", type=Path, help="folders of runs, files of records")
     parser.add_argument("--out", default="runs/pictures", help="folder of the pictures")
+    parser.add_argument("--by", help="option that records are drawn by")
     try:
         options = parser.parse_args(argv)
         Path(options.out).mkdir(parents=True, exist_ok=True)
-        for name, figure in draw_all(pyplot(), options.paths).items():
+        plt, figures, records = pyplot(), {}, []
+        for path in options.paths:
+            if not path.is_dir():
+                records += read_lines(path)
+                continue
+            name = path.name
+            if [other.name for other in options.paths].count(name) > 1:  # other runs may have it
+                name = f"{path.parent.name}-{name}"
+            figures |= draw_run(plt, path, name)
+        if records and options.by:
+            figures[f"by-{options.by}"] = draw_by_option(plt, records, options.by)
+        elif records:
+            figures["accuracy"] = draw_accuracy(plt, records)
+        for name, figure in figures.items():
             path = Path(options.out, f"{name}.png")
             figure.savefig(path)
             print(path)

@@ -5,8 +5,22 @@ python -m results.report                 # compare; exit code 1, and what differ
 python -m results.report --write         # put tables and lists between their marks
 python -m results.report FILE.jsonl...   # print a table of any records, such as those of run_all.sh
 
-What the READMEs say is in numbers.txt, with fields in braces. "Median (least - most)" is over
-seeds, which are never pooled; percentages are rounded down, so that 100 is all."""
+A record is a line of records/LIST.jsonl: one run, with the options that matter for its tables.
+
+    {"config": {"task": "nx1", "method": "rope", "seed": 0, "steps": 6000},
+     "tests": {"rows": [{"digits": 6, "set": "random", "correct": 1000, "n": 1000}]}}
+
+numbers.txt has what the READMEs say, with a field in braces for each number: a name, which FIELDS
+gives a function, and that function's argument. The argument mostly ends with the words of `runs`,
+which choose records by the name of the list and by values or options of the config.
+
+    {proved abc nx1}                       100 of 100
+    {6, 10 of methods nx1 rope}            100 | 0
+    {grade 6>99 10<20 of methods nx1 rope}   reproduced
+
+To add a table, put its records into a list and its rows into numbers.txt and a README, between the
+same marks, and start this with --write. "Median (least - most)" is over seeds, which are never
+pooled; percentages are rounded down, so that 100 is all."""
 
 import json
 import math
@@ -16,14 +30,11 @@ from difflib import unified_diff
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from statistics import mean, median
-
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
-import lengen as L
-from results import schemes  # whose methods are in records
+from statistics import median
 
 ROOT = Path(__file__).parent.parent
 
+# Records
 def read_lines(path):
     """A file with a record on each line -> list of dicts."""
     with open(path, encoding="utf-8") as file:
@@ -34,24 +45,17 @@ def load(name):
     """-> the records of one list."""
     return read_lines(ROOT / "results/records" / f"{name}.jsonl")
 
-def about(name, key, text):
-    """-> those records of a list that have this text under a key."""
-    return [r for r in load(name) if text in r.get(key, "")]
-
-def has(config, word):
-    """Does the config of a record have this value, "addition", or this option, "n_layer=1"?"""
-    name, _, value = word.rpartition("=")
-    if not name:
-        return value in config.values()
-    return str(config.get(name)).replace(" ", "") == value
-
 def runs(words):
-    """"methods addition n_layer=1" -> the records of methods.jsonl whose config has these. Raises:
-    ValueError if there are none."""
+    """"methods addition n_layer=1" -> the records of methods.jsonl whose config has the value
+    "addition" and this option. Raises: ValueError if there are none."""
     name, *wanted = words.split()
     found = load(name)
     for word in wanted:
-        found = [r for r in found if has(r["config"], word)]
+        option, _, value = word.rpartition("=")
+        if option:
+            found = [r for r in found if str(r["config"].get(option)).replace(" ", "") == value]
+        else:
+            found = [r for r in found if value in r["config"].values()]
     if not found:
         raise ValueError(f"there is no record of {words}")
     return found
@@ -74,6 +78,11 @@ def grouped(records):
             groups.setdefault((*kind, " ".join(options)), {})[r["config"]["seed"]] = r
     return {name: list(by_seed.values()) for name, by_seed in groups.items()}
 
+def runs_of_one_kind(words):
+    """As `runs`. Raises: ValueError if they differ in more than the seed, as they are not pooled."""
+    [found] = grouped(runs(words)).values()
+    return found
+
 def test_rows(found):
     """-> the rows of all tests of these records."""
     return sum([r["tests"]["rows"] for r in found if "tests" in r], [])
@@ -86,20 +95,25 @@ def percents(found, digits, name="random"):
             shares.append(Fraction(100 * row["correct"], row["n"]))
     return shares
 
-def all_right(record):
-    return all(row["correct"] == row["n"] for row in test_rows([record]))
+def longest_right(found):
+    """-> the largest length at which each of these records is right on 75% (Jelassi, Fig. 2a)."""
+    longest = []
+    for r in found:
+        right = [row["digits"] for row in test_rows([r]) if row["correct"] >= 0.75 * row["n"]]
+        longest.append(max(right, default=0))
+    return longest
 
 def proved(found):
     return [r for r in found if r.get("proof", {}).get("proved")]
 
-def parameters(method="nope", **options):
-    """-> how many parameters a model with these options has."""
-    model = L.Transformer(L.Config(method=method, **options))
-    return sum(weight.numel() for weight in model.parameters())
-
+# Numbers as text
 def down(value):
     """12.39 -> "12.3", 100 -> "100"."""
     return f"{math.floor(10 * value) / 10:g}"
+
+def plain(value):
+    """12000 -> "12,000", 0.1268 -> "0.127"."""
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,g}"
 
 def span(values, show=down):
     """-> "median (least - most)", or the one value that all have."""
@@ -107,20 +121,14 @@ def span(values, show=down):
     ends = f" ({least} - {most})" if min(values) < max(values) else ""
     return show(median(values)) + ends
 
-def between(values, places=1):
-    """-> "least to most", rounded."""
-    return f"{round(float(min(values)), places):g} to {round(float(max(values)), places):g}"
-
-def listed(values, show="{:.1f}"):
-    return ", ".join(show.format(value) for value in values)
-
+# Fields: functions of the text after their name in braces
 def cells(text):
     """"100, 2 -> 6, 60 of abc nx1" -> a cell for each length, with the source's percentage, if any,
     before ours; they are said once if they are the same, and "-" is untested."""
     published, _, ours = text.rpartition(" -> ")
     lengths, words = ours.split(" of ")
     lengths, row = lengths.split(", "), []
-    [found] = grouped(runs(words)).values()  # different runs are never pooled
+    found = runs_of_one_kind(words)
     published = published.split(", ") if published else [""] * len(lengths)
     for length, number in zip(lengths, published, strict=True):
         cell = number
@@ -129,118 +137,76 @@ def cells(text):
         row.append(cell if number in ("", cell) else f"{number} -> {cell}")
     return " | ".join(row)
 
-def grade(text):
-    """"6>99 10<20 of methods nx1 rope" -> the verdict on a claim of at least 99% at 6 digits and of
-    less than 20% at 10: "reproduced" by all records, "in part" by the median, "not reproduced"."""
-    claims, words = text.split(" of ")
-    ends = {"reproduced": (min, max), "in part": (median, median)}
+def holds(clause, low, high):
+    """Does "6>99 10<20 of RECORDS" hold, at least 99% at 6 digits and less than 20% at 10, or "8 of
+    RECORDS > 10 of OTHERS"? low, high: min and max for every seed, or median."""
+    sides = [side.split(" of ") for side in clause.split(" > ")]
+    if len(sides) == 2:
+        more, less = (percents(runs_of_one_kind(words), int(length)) for length, words in sides)
+        return low(more) > high(less)
+    [(claims, words)] = sides
     for length, sign, bound in re.findall(r"(\d+)([<>])([\d.]+)", claims):
-        shares, bound = percents(runs(words), int(length)), Fraction(bound)
-        ends = {verdict: (low, high) for verdict, (low, high) in ends.items()
-                if (low(shares) >= bound if sign == ">" else high(shares) < bound)}
-    return next(iter(ends), "not reproduced")
+        shares = percents(runs_of_one_kind(words), int(length))
+        if sign == ">" and low(shares) < Fraction(bound):
+            return False
+        if sign == "<" and high(shares) >= Fraction(bound):
+            return False
+    return True
+
+def grade(text):
+    """The verdict on a claim, whose clauses are joined by "; ": "reproduced" if they hold of every
+    seed, "in part" if of medians, else "not reproduced"."""
+    for verdict, low, high in ("reproduced", min, max), ("in part", median, median):
+        if all(holds(clause, low, high) for clause in text.split("; ")):
+            return verdict
+    return "not reproduced"
+
+def grade_smaller(text):
+    """The same in a smaller task or model than the source's: at best "in part"."""
+    verdict = grade(text)
+    return "in part" if verdict == "reproduced" else verdict
 
 def count_proved(words):
     found = runs(words)
     return f"{len(proved(found))} of {len(found)}"
 
 def count_right(words):
+    """How many of these runs are exact in all tests."""
     found = runs(words)
-    return f"{sum(map(all_right, found))} of {len(found)}"
+    right = [r for r in found if all(row["correct"] == row["n"] for row in test_rows([r]))]
+    return f"{len(right)} of {len(found)}"
 
-def each(words):
-    """"steps control parity abc" -> the median and range of this number of these records."""
-    name, words = words.split(" ", 1)
-    known = [r[name] for r in runs(words) if r.get(name) is not None]
-    return span(known, "{:g}".format)
+def numbers(words):
+    """"proof.kappa abc nx1" -> this number of those of these records that have it."""
+    path, words = words.split(" ", 1)
+    found = runs(words)
+    for name in path.split("."):
+        found = [r[name] for r in found if r.get(name) is not None]
+    return found
 
-def windows(words):
-    """The usual number of windows of proved models."""
-    counts = [r["proof"]["windows"] for r in proved(runs(words))]
-    return f"{max(counts, key=counts.count):,}"
-
-def time_share(task):
-    """Time of retraining, as a share of that of the first training."""
-    trains = [r["train"] for r in proved(runs(f"abc {task}"))]
-    return f"{median(x['model']['seconds'] / x['vanilla']['seconds'] for x in trains):.1f}"
-
-def proofs(task):
-    """A row of the table of proofs. Attempts: by the vanilla model's weights, by new ones."""
-    found = runs(f"abc {task}")
-    known = [r["proof"] for r in proved(found)]
-    attempts = [proof["attempt"] for proof in known]
-    return " | ".join([f"{len(known)} of {len(found)}",
-                       f"{attempts.count(1)}, {attempts.count(2)}",
-                       span([proof["kappa"] for proof in known], "{:g}".format),
-                       listed(sorted({proof["windows"] for proof in known}), "{:,}"),
-                       span([proof["margin"] for proof in known]),
-                       span([r["train"]["model"]["steps"] for r in proved(found)])])
-
-def bounded(words):
-    """A row of the table of rounding: of all windows of runs, in float64."""
-    found = runs(f"rounding {words}")
-    lead = min(r["lead"] for r in found)
-    error, rounding = (max(r[name] for r in found) for name in ("error", "rounding"))
-    return f"{count_proved(f'rounding {words}')} | {lead:.2f} | {rounding:.1e} | {error:.1e}"
-
-def gpu(words, unit=1):
-    """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
-    name, text = words.split(" ", 1)
-    return [unit * r[name] for r in about("gpu", "what", text)]
-
-def gpu_tests(text):
-    """Percent exact of a run on a GPU."""
-    [rows] = gpu(f"tests {text}")
-    return ", ".join(down(Fraction(100 * correct, n)) for _, _, correct, n in rows)
+def places(words):
+    """"1 5 20 words" -> percentages of the digits 1 to 5 of the answers to 20 digits."""
+    first, last, digits, words = words.split(" ", 3)
+    shares = []
+    for row in test_rows(runs(words)):
+        if row["digits"] == int(digits):
+            shares += [100 * share for share in row["places"][int(first) - 1:int(last)]]
+    return span(shares)
 
 FIELDS = {  # by the first word
-    "proved": count_proved, "right": count_right, "windows": windows, "proofs": proofs,
+    "proved": count_proved, "right": count_right, "grade": grade, "smaller": grade_smaller,
+    "each": lambda words: span(numbers(words), plain), "places": places,
+    "least": lambda words: plain(min(numbers(words))),
+    "most": lambda words: plain(max(numbers(words))),
     "count": lambda words: str(len(runs(words))),
-    "bounded": bounded, "each": each, "tests": gpu_tests, "grade": grade, "share": time_share,
-    "learned": lambda name: f"{parameters(method=name) - parameters():,}",
-    "parameters": lambda width: f"{parameters(task='addition', d_model=width):,}",
-    "checkerboard": lambda words: between([r["checkerboard"] for r in runs(f"pairs {words}")]),
-    "gpu": lambda words: listed(gpu(words), "{:.3g}"),
-    "calculator": lambda name: f"{load('calculator')[0][name]:,}",
-    "ms": lambda text: listed(gpu(f"seconds {text}", 1e3), "{:.3g}")}
+    "longest": lambda words: span(longest_right(runs(words)))}
 
-def failed_schemes():
-    """-> the schemes whose median seed is below 99% at 6 digits of both tasks."""
-    failed, methods = [], {r["config"]["method"] for r in load("schemes")}
-    for method in sorted(x for x in methods if not x.endswith("-9")):
-        found = [runs(f"schemes {task} {method} n_layer=1") for task in ("successor", "addition")]
-        if max(median(percents(records, 6)) for records in found) < 99:
-            failed.append(method)
-    return ", ".join(failed)
-
-def on_runs():
-    """-> fields without an argument."""
-    most = {row["digits"]: row["n"] for row in test_rows(load("abc"))}
-    without = runs("pairs dummy=False")
-    sequences = percents(without, 5)
-    labels = [100 * mean(row["places"]) for row in test_rows(without)]
-    moduli = runs("encoders modulus=101") + runs("encoders modulus=128")
-    [places] = [r["places"] for r in about("leads", "what", "share right")]
-    wide = [r["right_at_6"] for r in about("trials", "trial", "window, two layers")]
-    return {
-        "most at 60": f"{most[60]:,}", "most at 1000": str(most[1000]),
-        "failed schemes": failed_schemes(),
-        "pairs worst": down(min(sequences)), "pairs best": down(max(sequences)),
-        "labels worst": down(min(labels)), "labels best": down(max(labels)),
-        "other moduli": down(max(percents(moduli, 5))),
-        "vanilla places": between([100 * share for share in places[7:20]]),
-        "two layers": listed(wide),
-        "drift": f"{max(r['proof']['drift'] for r in load('drift')):.0e}"}
-
+# Pages
 def fill(text):
     """-> text with the values of its fields."""
-    known = on_runs()
-
     def value(match):
         name, _, words = match[1].partition(" ")
-        if name in FIELDS:
-            return FIELDS[name](words)
-        return cells(match[1]) if " of " in match[1] else known[match[1]]
+        return FIELDS[name](words) if name in FIELDS else cells(match[1])
 
     def count(match):
         return str(len(re.findall(rf"\| ({match[1]}) \|\n", claims)))
@@ -251,18 +217,21 @@ def fill(text):
 
 def compare(name, said, write):
     """Compare a README with what numbers.txt says, or write its tables -> lines that differ."""
-    path, differ = ROOT / name, []
+    path = ROOT / name
     text = old = path.read_text(encoding="utf-8")
-    for block in re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL):
+    blocks = re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL)
+    for block in blocks:
         said = said.replace(block, "")
-        lines = block.splitlines()
-        was = re.search(f"{lines[0]}.*?{lines[-1]}\n", text, re.DOTALL)[0]
-        differ += unified_diff(was.splitlines(), lines, name, "numbers.txt", n=0, lineterm="")
-        text = text.replace(was, block)
-    if write and text != old:
+        first, *_, last = block.splitlines()
+        text = re.sub(f"{first}.*?{last}\n", lambda was: block, text, flags=re.DOTALL)
+    lacks = [x for x in blocks + said.splitlines() if x not in text]
+    differ = []
+    if write:
         path.write_text(text, encoding="utf-8")
-        differ = []
-    return differ + [f"{name} lacks: {x}" for x in said.splitlines() if x not in text]
+    else:
+        differ += unified_diff(old.splitlines(), text.splitlines(), name, "numbers.txt", n=0,
+                               lineterm="")
+    return differ + [f"{name} lacks: {x}" for x in lacks]
 
 def print_records(paths):
     """A table for each task: a row for each method and other options."""
@@ -281,7 +250,7 @@ def print_records(paths):
                 shares = percents(found, digits, name)
                 line.append(span(shares) if shares else "-")
             n = {row["n"] for row in test_rows(found)}
-            line += [len(proved(found)), len(found), listed(sorted(n), "{:,}")]
+            line += [len(proved(found)), len(found), ", ".join(map(plain, sorted(n)))]
             print(f"| {' | '.join(map(str, line))} |")
 
 def main(argv=None):

@@ -2,13 +2,16 @@
 """Other people's position schemes and changes of the authors' rules: python -m results.schemes
 
 This is the command line of lengen.py with more entries of METHODS, each made from its formula, and
-of RULES. Positions of the source are counted from its end, so that digit i of a number is as far
-from row i at every length; a bias has parameters of its own for keys on either side of
-cross-attention. Source and target share random draws, which are made in training alone."""
+of RULES. The simplest scheme is LearnedAlibi: `forward` gets the distances d (T, S) between queries
+and keys and returns a bias (H, T, S). `by_distance` makes of it a bias of all attention, and an
+entry of SCHEMES a method: python -m results.schemes --method learned-alibi. With `--json`, the run
+prints its record, which is a line of records/schemes.jsonl.
+
+Positions of the source are counted from its end, so that digit i of a number is as far from row i
+at every length. Source and target share random draws, which are made in training alone."""
 
 import math
 import sys
-from functools import partial
 
 import torch
 import torch.nn as nn
@@ -18,6 +21,11 @@ sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 MOST = 1024  # learned or random positions
+
+def check_positions(module, needed):
+    """Refuse numbers that have no positions."""
+    option = "--width" if module.training else "--lengths"
+    L.demand(needed <= MOST, f"{option}: {needed} positions are needed, there are {MOST}")
 
 # Biases of distances d >= 0, (T, S) -> (H, T, S)
 class T5(nn.Embedding):
@@ -103,63 +111,50 @@ def by_distance(part):
     """-> the class of a bias that is made of such parts."""
     return type(f"{part.__name__}ByDistance", (ByDistance,), dict(part=part))
 
-def places(config, side, T, coupled):
-    """Index of each token: digits from 1 on, from the last digit of their number on; markers 0. If
-    coupled, the marker in front of a number is one above its first digit, as END is in the answer;
-    the end marker is 0, as START is."""
-    if side == "target":
-        return torch.arange(T)  # START, digit 0, digit 1, ...
-    blocks = [torch.arange(width, 0, -1) for width in L.blocks_of(config, "cross", T)]
-    for block in blocks[-1:] if coupled else blocks:
-        block[0] = 0
-    return torch.cat(blocks)
-
 class Abacus(nn.Embedding):
-    """A learned vector for the place of a digit, from a random place on in training. Source:
-    McLeish et al. 2024 (MIT)."""
+    """A learned vector for the place of a digit, 1 for a number's last, from a random place on in
+    training; markers are at place 0. Source: McLeish et al. 2024 (MIT)."""
     coupled = False
 
     def __init__(self, config):
+        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__(MOST, config.d_model)
         nn.init.normal_(self.weight, std=0.3)
         self.config = config.replace(rules="ours")  # whose blocks are the numbers
         self.start = 0
 
-    @classmethod
-    def most_digits(cls, operands):
-        """-> the most digits of a training number, which starts anywhere, and of a tested one."""
-        return MOST - 100 - cls.coupled, MOST - 1 - cls.coupled
-
     def forward(self, side, index):
+        place = index  # START, digit 1, digit 2, ...
         if side == "source":
             self.start = torch.randint(100, ()) if self.training else 0
-        index = places(self.config, side, len(index), self.coupled)
-        L.demand(index.max() < MOST, f"{MOST} learned positions do not reach {index.max()}")
-        moved = torch.ones_like(index) if self.coupled else (index > 0)
-        return super().forward(index + self.start * moved)
+            sizes = L.blocks_of(self.config, "cross", len(index))
+            blocks = [torch.arange(size, 0, -1) for size in sizes]
+            for block in blocks[-1:] if self.coupled else blocks:
+                block[0] = 0
+            place = torch.cat(blocks)
+        check_positions(self, 1 + place.max() + 99 * self.training)
+        moved = torch.ones_like(place) if self.coupled else (place > 0)
+        return super().forward(place + self.start * moved)
 
 class Coupling(Abacus):
-    """Abacus with markers that take part. Source: Cho et al. 2024 (Position Coupling)."""
+    """Abacus with markers that take part: the one in front of a number is one above its first
+    digit, as END is in the answer. Source: Cho et al. 2024 (Position Coupling)."""
     coupled = True
 
 class Randomized(nn.Module):
     """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in
     tests. Source: Ruoss et al. 2023 (Apache 2.0), which draws in tests, too."""
     def __init__(self, config):
+        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__()
         self.config = config
-
-    @staticmethod
-    def most_digits(operands):
-        """As above. Each operand has a symbol on its left, and the last one END on its right."""
-        tokens = MOST - 1 - 2 * operands.count("digit")
-        return tokens // operands.count("number") - 1, math.inf
 
     def forward(self, side, index):
         T = len(index)
         if side == "source":
             self.at = torch.arange(max(T, MOST))
             if self.training:
+                check_positions(self, T)
                 self.at = torch.randperm(MOST)[:T].sort().values
         at = self.at[:T]
         return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
@@ -234,33 +229,16 @@ SCHEMES["abc-positions"] = L.METHODS["abc"]._replace(position=L.sinusoids)
 SCHEMES["abc-random"] = SCHEMES["abc-untrained"] = L.METHODS["abc"]
 L.METHODS.update(SCHEMES)
 
-def settle(usual, config):
-    """Derive and check options as lengen.py does, and refuse numbers that have no positions."""
-    usual(config)
-    position = config.scheme.position
-    if hasattr(position, "most_digits"):
-        L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
-        trained, tested = position.most_digits(config.spec.operands)
-        tested -= config.spec.headroom
-        has = f"{config.method} has positions for numbers of"
-        L.demand(max(config.widths) <= trained, f"--width: {has} {trained} digits in training")
-        L.demand(max(config.lengths) <= tested, f"--lengths: {has} {tested} digits in tests")
-
-for name, kind in L.KINDS.items():
-    L.KINDS[name] = kind._replace(settle=partial(settle, kind.settle))
-
-# The authors' rules with some of three changes, as code+start or code+start+vertical+self. start: a
-# row without a line sees the start token, not everything; vertical: cross-attention has verticals,
-# too; self: kappa is that of cross-attention in self-attention, too.
-changed, kappa = {"code": L.RULES["code"]}, L.RULES["code"]["cross"]["kappa"]
-for name, side, change in (("start", "cross", {}),
-                           ("vertical", "cross", dict(groups=((-1,), (0,)))),
-                           ("self", "self", dict(kappa=kappa))):
-    for before, rule in list(changed.items()):
-        changed[f"{before}+{name}"] = rule | {side: rule[side] | change}
-L.RULES.update(changed)
-# v2 by App. F, in which each direction is normalized and cut by itself.
-L.RULES["v2-each"] = {side: rule | dict(groups=L.EACH) for side, rule in L.RULES["v2"].items()}
+# The authors' rules with some of three changes. start: a row without a line sees the start token,
+# not everything; vertical: cross-attention has verticals, too; self: kappa is that of
+# cross-attention in self-attention, too. v2-each: v2 by App. F, each direction cut by itself.
+code, v2 = L.RULES["code"], L.RULES["v2"]
+wider = code | dict(cross=code["cross"] | dict(groups=((-1,), (0,))))
+stricter = dict(self=code["self"] | dict(kappa=code["cross"]["kappa"]))
+L.RULES.update({
+    "code+start": code, "code+vertical": wider, "code+start+vertical": wider,
+    "code+vertical+self": wider | stricter, "code+start+vertical+self": wider | stricter,
+    "v2-each": {side: rule | dict(groups=L.EACH) for side, rule in v2.items()}})
 
 def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
