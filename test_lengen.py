@@ -1877,30 +1877,42 @@ def test_a_radius_is_large_enough_and_a_hundredth_of_it_is_not(monkeypatch, part
     by their radii, or shares of keys by SPREAD."""
     spread = 1e-5 * (change == "spread")
     rounding = allow(monkeypatch, spread, most_open=2)
-    layer = dict(norm=nn.LayerNorm(8), attend=L.MultiHeadAttention(2, 1)).get(part, nn.Linear(2, 2))
+    C = dict(norm=8, attend=1).get(part, 2)
+    layer = dict(norm=nn.LayerNorm(C), attend=L.MultiHeadAttention(C, 1)).get(part, nn.Linear(C, C))
     for weight in layer.parameters():
         nn.init.normal_(weight)
+    x, y = torch.randn(20_000, 1, C), torch.randn(20_000, 2, C)
+    bias = torch.tensor([[[0.0, -1.0]]])
     evaluate, bound = dict(
         add=(torch.add, rounding.add),
         linear=(lambda x, y: layer(x), lambda x, y: rounding.linear(layer, x)),
         norm=(lambda x, y: textbook_norm(layer, x), lambda x, y: rounding.norm(layer, x)),
         attend=(lambda x, y: layer(x, y, bias)[0],
                 lambda x, y: rounding.attend(layer, x, y, bias)))[part]
-    x, y = (torch.rand(20_000, rows, 8 if part == "norm" else 2) for rows in (1, 2))
-    if part == "norm" and change == "rounded":
-        x = x + 150 + 4 * (torch.arange(8) % 2)  # little of the mean of squares is variance
-    bias = torch.tensor([[[0.0, -0.7]]])
     if change == "rounded":
         monkeypatch.setattr(rounding, "UNIT", 2.0 ** -23)
+        if part == "norm":  # little of the mean of squares is variance
+            x = x + 150 + 4 * (torch.arange(8) % 3)
+            layer.bias[0] *= 1e5
+        bias = bias + 1000
         found = evaluate(x, y).double()
     layer, x, y = layer.double(), x.double(), y.double()
-    r, s = (1e-5 * (change == "moved") * torch.randint(2, z.shape).double() for z in (x, y))
+    most = {"norm": 1e-5, "attend": 0.1}.get(part, 1) * (change == "moved")
+    r, s = (most * torch.randint(2, z.shape).double() for z in (x, y))
     center, radius, _ = bound(rounding.ball(x, r), rounding.ball(y, s))
     if change != "rounded":
         bias = (bias.double().softmax(2) + torch.tensor([spread, -spread])).log()
         found = evaluate(x + r * torch.randn_like(x).sign(), y + s * torch.randn_like(y).sign())
     worst = ((found - center).abs() / radius).max()
     assert 0.01 < worst <= 1
+
+def test_a_norm_has_no_radius_where_the_variance_may_vanish():
+    from results import rounding
+    x = torch.ones(64).double()
+    x[::2] = -1
+    near = rounding.norm(nn.LayerNorm(64).double(), rounding.ball(x, torch.full_like(x, 0.1)))
+    far = rounding.norm(nn.LayerNorm(64).double(), rounding.ball(x, torch.full_like(x, 0.9)))
+    assert near.radius.isfinite().all() and far.radius.isnan().all()
 
 def exact(x):
     """A tensor -> an array of decimals, equal to its numbers."""
@@ -1971,10 +1983,15 @@ def test_runs_are_exact_with_rounding_or_it_is_said_why_not(trained, command, ca
     folders = [str(folder) for folder, _ in trained.values()]
     assert rounding.main(folders) == 0
     assert capsys.readouterr().out.count("exact at every length in float64, rounding") == 4
-    assert rounding.main(folders[:1] + ["--json"]) == 0
-    record, margin = json.loads(capsys.readouterr().out), trained["successor"][1]["proof"]["margin"]
-    assert record["windows"] == 212 and abs(record["lead"] - margin) < 0.01
-    assert record["error"] < 1e-2
+    logits, margin = rounding.logits, trained["successor"][1]["proof"]["margin"]
+    for share in 0, 0.2, 0.3:  # radius of all logits, as a share of the least lead
+        def exactly(*given):
+            found = logits(*given)
+            return found._replace(radius=torch.full_like(found.radius, share * margin))
+        monkeypatch.setattr(rounding, "logits", exactly if share else logits)
+        assert rounding.main(folders[:1] + ["--json"]) == (share > 0.25)
+        record = json.loads(capsys.readouterr().out)
+        assert record["windows"] == 212 and record["lead"] == approx((1 - 4 * share) * margin, 0.02)
     refused = dict(nope=NOPE, paper=f"{SHORT} --preset=paper --method=window-nope --n-layer=1 "
                    "--n-encoder=0", pairs=f"{SHORT} --task=consecutive --lengths=8")
     whys = ("nope", "keys open at any"), ("paper", "preset paper"), ("pairs", "for pairs")
@@ -1983,6 +2000,7 @@ def test_runs_are_exact_with_rounding_or_it_is_said_why_not(trained, command, ca
         assert rounding.main([name]) == 1 and why in capsys.readouterr().out
     for words in [], ["--what"], ["none"]:
         assert rounding.main(words) == 2
+    monkeypatch.setattr(rounding, "logits", logits)
     monkeypatch.setattr(rounding, "UNIT", 2.0 ** -23)
     assert rounding.main(folders[:1]) == 1  # float32 has no such bound
 

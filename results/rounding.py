@@ -16,7 +16,8 @@ the bias alone, of LEAST_SHARE or more. Assumed is:
   times the sum of their sizes (Higham, Accuracy and Stability of Numerical Algorithms, Secs. 3.1
   and 4.2; his u is UNIT / 2). This excludes Strassen's method and emulated products.
 - Mean and variance of C numbers up to M err by (4C + 40) UNIT times M and M^2: our count for the
-  algorithms of his Sec. 1.9, two passes, updates, or the mean of squares less the squared mean.
+  algorithms of his Sec. 1.9, two passes, updates, or the mean of squares less the squared mean. Of
+  the 4C + 40, norms need no more than C + 10 for the mean, and 30 to subtract it and to scale.
 - Weights, biases and positions are the float32 numbers that this machine computes. Biases of open
   keys are at most as large as one of the window's question, as `places_seen` checks at its widths.
 
@@ -79,8 +80,7 @@ def norm(layer, x):
     variance_error = moved + counted * largest ** 2
     scale = (variance * (1 - SAFE) - 2 * variance_error).rsqrt()  # the largest of any evaluation
     scale_error = variance_error * scale ** 3 / 2
-    # The 40 is for subtracting, scaling, multiplying and adding in any order.
-    error = off_error * scale + off_size * scale_error + 40 * UNIT * largest * scale
+    error = off_error * scale + off_size * scale_error
     return ball(off / variance.sqrt() * layer.weight + layer.bias,
                 error * layer.weight.abs() + 4 * UNIT * layer.bias.abs())
 
