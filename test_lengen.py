@@ -1881,7 +1881,7 @@ def test_a_radius_is_large_enough_and_a_hundredth_of_it_is_not(monkeypatch, part
     layer = dict(norm=nn.LayerNorm(C), attend=L.MultiHeadAttention(C, 1)).get(part, nn.Linear(C, C))
     for weight in layer.parameters():
         nn.init.normal_(weight)
-    x, y = torch.randn(20_000, 1, C), torch.randn(20_000, 2, C)
+    x, y = 5 * torch.randn(20_000, 1, C), 5 * torch.randn(20_000, 2, C)
     bias = torch.tensor([[[0.0, -1.0]]])
     evaluate, bound = dict(
         add=(torch.add, rounding.add),
@@ -1897,8 +1897,8 @@ def test_a_radius_is_large_enough_and_a_hundredth_of_it_is_not(monkeypatch, part
         bias = bias + 1000
         found = evaluate(x, y).double()
     layer, x, y = layer.double(), x.double(), y.double()
-    most = {"norm": 1e-5, "attend": 0.1}.get(part, 1) * (change == "moved")
-    r, s = (most * torch.randint(2, z.shape).double() for z in (x, y))
+    most = {"norm": 1e-5}.get(part, 1) * (change == "moved")
+    r, s = (most * torch.rand_like(z) ** 4 for z in (x, y))  # some large, some small
     center, radius, _ = bound(rounding.ball(x, r), rounding.ball(y, s))
     if change != "rounded":
         bias = (bias.double().softmax(2) + torch.tensor([spread, -spread])).log()
