@@ -179,9 +179,10 @@ def proofs(task):
 def bounded(words):
     """A row of the table of rounding: of all windows of runs, in float64."""
     found = runs(f"rounding {words}")
-    lead = min(r["lead"] for r in found)
-    error, rounding = (max(r[name] for r in found) for name in ("error", "rounding"))
-    return f"{count_proved(f'rounding {words}')} | {lead:.2f} | {rounding:.1e} | {error:.1e}"
+    lead, error = min(r["lead"] for r in found), max(r["error"] for r in found)
+    seconds = span([r["seconds"] for r in found])
+    return (f"{count_proved(f'rounding {words}')} | {windows(f'rounding {words}')} | {lead:.2f} | "
+            f"{error:.1e} | {seconds}")
 
 def gpu(words, unit=1):
     """"seconds as a graph" -> these seconds, of the records of gpu.jsonl about this."""
