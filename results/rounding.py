@@ -1,114 +1,159 @@
 # SPDX-License-Identifier: MIT
 """Rounding, bounded at every length: python -m results.rounding RUN... [--json]
 
-Windows, to which lengen.py reduces rows of every length, pass through a model in float64 as balls,
-centers with radii (Moore 1966; Rump 1999). A radius bounds how far the exact value is from the
-center and from what any evaluation computes, so two evaluations differ by twice the radius at
-most. In all, the right token leads if center - 2 radius of its logit > center + 2 radius of all
-others. An evaluation computes a row of any length that shows the window, by lengen's layers in
-float64. An operation errs by a unit in the last place at most, a factor within 1 +- UNIT, and exp,
-roots and divisions by four. Nothing overflows; underflow adds less than TINY. A sum of n products,
-in any order, fused or not, errs by gamma_n = n UNIT / (1 - n UNIT) times the sum of their sizes
-(Higham, Accuracy and Stability of Numerical Algorithms, Secs. 3.1, 4.2; UNIT is twice his u), but
-not by Strassen's method or emulation. Mean and variance of C numbers up to M err by gamma_(4C +
-40) times M and M^2, by two passes, Welford's updates or the mean of squares less the squared mean
-(Sec. 1.9). A closed key has the weight exp(-inf) = 0, exactly, and a finite value. It adds zeros:
-only open keys count. Weights, biases and positions are float32 numbers that this machine computes
-(torch's default type), exact in float64. Windows are equal to 9 decimals, so shares may differ by
-SPREAD; `rounding` is the largest error without this. Only runs that lengen.py has proved, long
-numbers measured, are bounded, for numbers padded with zeros to the training width."""
+lengen.py reduces rows of all lengths to finitely many windows. Here these pass through the model in
+float64 as balls, centers with radii (Moore 1966; Rump 1999). A radius bounds how far any evaluation
+is from the exact value. The center is one, so others are within two radii of it, and a lead above
+four radii is enough: center - 2 radius of the right logit exceeds center + 2 radius of any other.
+
+An evaluation computes a row of any length that shows the window, by lengen's layers in float64. The
+number is padded with zeros to the training width or more, and open keys have shares, the weights by
+the bias alone, of LEAST_SHARE or more. Assumed is:
+
+- A sum, difference or product errs by one unit in the last place at most, a factor within 1 +-
+  UNIT; exp, a root or a quotient by four. Nothing overflows; underflow adds less than TINY.
+- A sum of n products, in any order, fused or not, errs by at most gamma_n = n UNIT / (1 - n UNIT)
+  times the sum of their sizes (Higham, Accuracy and Stability of Numerical Algorithms, Secs. 3.1
+  and 4.2; his u is UNIT / 2). This excludes Strassen's method and emulated products.
+- Mean and variance of C numbers up to M err by (4C + 40) UNIT times M and M^2: our count for the
+  algorithms of his Sec. 1.9, two passes, updates, or the mean of squares less the squared mean. Of
+  the 4C + 40, norms need no more than C + 10 for the mean, and 30 to subtract it and to scale.
+- Weights, biases and positions are the float32 numbers that this machine computes. An open key has
+  no larger bias, at any width, than its window's question has; `places_seen` checks many widths.
+
+A closed key has a finite score and value, and the weight exp(-inf) = 0. It adds exact zeros, so
+only open keys count, of which there are at most MOST_OPEN. Rows with one window give the same share
+to each token, to 9 decimals: shares differ by 1e-9 at most, and their logarithms by SPREAD / share,
+with a tenth for the rounding of shares and for curvature. Zero queries and keys score exactly 0."""
 
 import json
 import math
 import sys
+from typing import NamedTuple
 
 import torch
 
 sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
-UNIT, TINY, SPREAD, SAFE = 2.0 ** -52, 1e-290, 1.1e-9, 2.0 ** -16
+UNIT = 2.0 ** -52
+TINY = 1e-290
+SAFE = 2.0 ** -16  # share of a radius, for its own rounding and for 1 / (1 - n UNIT)
+SPREAD = 1.1e-9
+MOST_OPEN = 1 / L.LEAST_SHARE
+
+class Ball(NamedTuple):
+    center: torch.Tensor
+    radius: torch.Tensor
+    size: torch.Tensor  # at least that of the exact value and of any computed one
+
+    def apply(self, change):
+        return Ball(*map(change, self))
 
 def ball(center, radius):
-    radius = radius * (1 + SAFE) + TINY  # for 1 / (1 - n UNIT), and as it is rounded itself
-    return center, radius, center.abs() + 2 * radius  # bounds the exact value and any computed one
+    radius = radius * (1 + SAFE) + TINY
+    return Ball(center, radius, center.abs() + 2 * radius)
 
 def add(x, y):
-    return ball(x[0] + y[0], x[1] + y[1] + UNIT * (x[2] + y[2]))
+    rounded = UNIT * (x.size + y.size)
+    return ball(x.center + y.center, x.radius + y.radius + rounded)
 
 def linear(layer, x):
-    """A ball x of center (..., C) -> that of weight x + bias (..., n)."""
-    rounded = (x[0].shape[-1] + 1) * UNIT * (x[2] @ layer.weight.abs().T + layer.bias.abs())
-    return ball(layer(x[0]), x[1] @ layer.weight.abs().T + rounded)
+    """x (..., C) -> weight x + bias (..., n)."""
+    weight = layer.weight.abs().T
+    rounded = (len(weight) + 1) * UNIT * (x.size @ weight + layer.bias.abs())
+    return ball(layer(x.center), x.radius @ weight + rounded)
+
+def mean(x):
+    return x.mean(-1, keepdim=True)
 
 def norm(layer, x):
-    """x (..., C) -> (..., C). A radius is not a number where a computed variance may be below 0."""
-    mean, (center, radius, size) = lambda y: y.mean(-1, keepdim=True), x
-    most, share = size.amax(-1, keepdim=True), (4 * center.shape[-1] + 40) * UNIT
-    off, off_radius = center - mean(center), radius + mean(radius) + share * most
-    off_size, variance = off.abs() + 2 * off_radius, mean(off * off) + layer.eps
-    # Entries that move by d move the variance by mean(2 off d) and the variance of d. 40 is for any
-    # order of subtracting, scaling, multiplying and adding numbers of at most 2 most scale.
-    moved = mean(2 * off_size * radius + radius * radius) + share * most ** 2
-    scale = (variance * (1 - SAFE) - 2 * moved).rsqrt()  # the largest of any evaluation
-    moved = off_radius * scale + off_size * moved * scale ** 3 / 2 + 40 * UNIT * most * scale
+    """x (..., C) -> (..., C). Where a computed variance may be negative, the radius is NaN."""
+    center, radius, size = x
+    counted = (4 * center.shape[-1] + 40) * UNIT
+    largest = size.amax(-1, keepdim=True)
+    off = center - mean(center)
+    off_error = radius + mean(radius) + counted * largest
+    off_size = off.abs() + 2 * off_error
+    # If entries move by d, their variance moves by mean(2 off d) and the variance of d.
+    moved = mean(2 * off_size * radius + radius ** 2)
+    variance = mean(off * off) + layer.eps
+    variance_error = moved + counted * largest ** 2
+    scale = (variance * (1 - SAFE) - 2 * variance_error).rsqrt()  # the largest of any evaluation
+    scale_error = variance_error * scale ** 3 / 2
+    error = off_error * scale + off_size * scale_error
     return ball(off / variance.sqrt() * layer.weight + layer.bias,
-                moved * layer.weight.abs() + 4 * UNIT * layer.bias.abs())
+                error * layer.weight.abs() + 4 * UNIT * layer.bias.abs())
 
-def attend(layer, x, memory, bias, row, spread):
-    """x (B, 1, C) attends to memory (B, S, C) by one row of bias (1 or H, T, S) -> (B, 1, C)."""
-    q, k, v = ([part.unflatten(-1, (layer.n_head, -1)).transpose(1, 2) for part in linear(way, y)]
-               for way, y in ((layer.q, x), (layer.k, memory), (layer.v, memory)))
-    n, D = (bias > -math.inf).sum(2).max().item(), q[0].shape[3]
-    bias = bias[:, row:row + 1].double()
-    scores = q[0] @ k[0].mT / D ** 0.5
-    moved = q[2] @ k[1].mT + q[1] @ k[2].mT + (D + 8) * UNIT * q[2] @ k[2].mT
-    moved, shares = moved / D ** 0.5, L.masked_softmax(0 * scores, bias)  # by the bias alone
-    moved = moved + 4 * UNIT * (scores.abs() + 2 * moved + bias.abs()) + spread / shares
-    # If scores move by d at most, so does the logarithm of what a weight is divided by.
-    moved = 2 * moved.masked_fill(bias.isneginf(), 0).amax(3, keepdim=True) + (n + 16) * UNIT
+def attend(layer, x, memory, bias):
+    """x (B, T, C), memory (B, S, C), bias (1 or H, T, S) -> (B, T, C)."""
+    def heads(y):
+        return y.unflatten(-1, (layer.n_head, -1)).transpose(1, 2)
+    q = linear(layer.q, x).apply(heads)  # (B, H, T, D)
+    k = linear(layer.k, memory).apply(heads)
+    v = linear(layer.v, memory).apply(heads)
+    D = q.center.shape[3]
+    closed = bias.isneginf()
+    scores = q.center @ k.center.mT / D ** 0.5
+    rounded = (D + 8) * UNIT * q.size @ k.size.mT
+    score_error = (q.size @ k.radius.mT + q.radius @ k.size.mT + rounded) / D ** 0.5
+    score_size = scores.abs() + 2 * score_error + bias.masked_fill(closed, 0).abs().max()
+    shares = L.masked_softmax(0 * scores, bias).masked_fill(closed, 1)
+    # A weight errs by its score's error and by that of the sum over all keys that it is divided by,
+    # whose logarithm errs as much as the worst score. Adding the bias and subtracting the maximum
+    # take three of the 4 UNIT; the 16 is for exp, above and below the line, and for the quotient.
+    worst = score_error.amax(3, True) + SPREAD / shares.amin(3, True)
+    worst = worst + 4 * UNIT * score_size.amax(3, True)
+    log_error = 2 * worst + (MOST_OPEN + 16) * UNIT
     weights = L.masked_softmax(scores, bias)
-    most = weights * (2 * moved).exp()
-    mixed = ball(weights @ v[0], most @ v[1] + most * (moved.expm1() + n * UNIT) @ v[2])
-    return linear(layer.out, [part.transpose(1, 2).flatten(2) for part in mixed])
+    weights_size = weights * (2 * log_error).exp()
+    rounded = weights_size * (log_error.expm1() + MOST_OPEN * UNIT)
+    mixed = ball(weights @ v.center, weights_size @ v.radius + rounded @ v.size)
+    return linear(layer.out, mixed.apply(lambda y: y.transpose(1, 2).flatten(2)))
 
-def logits(model, source, target, row, spread):
-    """source (B, S), target (B, T) -> center and radius (B, V) of the logits of one row."""
-    x, memory = (ball(y, UNIT * y.abs() * bool(model.position)) for y in (
-        model.embed(target, "target"), model.embed(source, "source")))
-    [layer], T, S = model.decoder, target.shape[1], source.shape[1]
-    y, bias = norm(layer.norms[0], x), L.bias_between(model.bias, "self", T, T)
-    x, here = ([part[:, row:row + 1] for part in whole] for whole in (x, y))
-    x = add(x, attend(layer.self_attention, here, y, bias, row, spread))
-    y, bias = norm(layer.norms[1], x), L.bias_between(model.bias, "cross", T, S)
-    x = add(x, attend(layer.cross_attention, y, memory, bias, row, spread))
-    center, radius, _ = linear(layer.feed_forward[0], norm(layer.norms[2], x))
-    x = add(x, linear(layer.feed_forward[3], ball(center.relu(), radius)))
-    return [part[:, 0] for part in linear(model.head, norm(model.norm, x))[:2]]
+def logits(model, source, target):
+    """source (B, S), target (B, T) -> (B, T, V)."""
+    [layer] = model.decoder
+    T = target.shape[1]
+    x = model.embed(target, "target")
+    x = ball(x, UNIT * x.abs())  # positions are added
+    y = norm(layer.norms[0], x)
+    bias = L.bias_between(model.bias, "self", T, T)
+    x = add(x, attend(layer.self_attention, y, y, bias))
+    y = norm(layer.norms[1], x)
+    memory = model.embed(source, "source")
+    memory = ball(memory, UNIT * memory.abs())
+    bias = L.bias_between(model.bias, "cross", T, source.shape[1])
+    x = add(x, attend(layer.cross_attention, y, memory, bias))
+    hidden = linear(layer.feed_forward[0], norm(layer.norms[2], x))
+    hidden = ball(hidden.center.relu(), hidden.radius)
+    x = add(x, linear(layer.feed_forward[3], hidden))
+    return linear(model.head, norm(model.norm, x))
 
 @torch.no_grad()
 def bound(folder):
     """The folder of a run -> its record. Raises: BadInput."""
     model, config, parts = L.load(folder)
-    record, found = dict(task=config.task, seed=config.seed, proved=False), []
-    kind = f"{config.model}, preset {config.preset}"  # others have norms elsewhere, or GELU
-    windows = kind == "seq2seq, preset fast" and L.enumerate_windows(config, model.double().bias)
-    if not windows or windows.why:
-        return record | dict(verdict=windows.why if windows else f"no bound for {kind}")
-    if not parts["proof"]["proved"]:
-        return record | dict(verdict="not proved by lengen.py, rounding aside")
+    record = dict(task=config.task, seed=config.seed, proved=False)
+    if (config.model, config.preset) != ("seq2seq", "fast"):  # others have norms elsewhere, or GELU
+        return record | dict(verdict=f"no bound for {config.model}, preset {config.preset}")
+    windows = L.enumerate_windows(config, model.double().bias)
+    if windows.why or not parts["proof"]["proved"]:
+        return record | dict(verdict=windows.why or "not proved by lengen.py, rounding aside")
+    found = []
     for source, target, [row] in windows.questions:
-        right, target = target[:, row + 1, None], target[:, :-1]
-        center, rounding = logits(model, source, target, row, 0.0)
-        error = logits(model, source, target, row, SPREAD)[1]
+        center, error, _ = logits(model, source, target[:, :-1]).apply(lambda y: y[:, row])
         far = 2 * error + 4 * UNIT * center.abs()  # 4, as the lead is rounded, too
-        lead = (center - far).gather(1, right) - (center + far).scatter(1, right, -math.inf)
-        found.append(torch.stack([(-lead.amin(1)).max(), error.max(), rounding.max()]))
-    found = torch.stack(found).amax(0).nan_to_num(1e308)
-    behind, error, rounding = [float(f"{x:.4g}") for x in found.tolist()]
-    verdict = "exact at every length in float64, rounding included" if behind < 0 else "not proved"
-    return record | dict(proved=behind < 0, windows=len(windows.seen), lead=-behind,
-                         error=error, rounding=rounding, verdict=verdict)
+        right = target[:, row + 1, None]
+        lowest = (center - far).gather(1, right)
+        highest = (center + far).scatter(1, right, -math.inf).amax(1, keepdim=True)
+        found.append(torch.stack([(highest - lowest).max(), error.max()]))
+    # A radius that is not a number bounds nothing. It counts as 1e308, as JSON has no NaN.
+    behind, error = torch.stack(found).amax(0).nan_to_num(1e308).tolist()
+    verdict = ("exact at every length in float64, rounding included" if behind < 0
+               else "not proved: rounding may exceed the lead")
+    return record | dict(proved=behind < 0, windows=len(windows.seen), lead=round(-behind, 3),
+                         error=round(error, 9), verdict=verdict)
 
 def main(words):
     """-> exit code: 0 all runs are proved, 1 not all are, 2 bad input."""
@@ -116,10 +161,10 @@ def main(words):
         records = [bound(word) for word in words if word != "--json"]
         L.demand(records, "the arguments are RUN... [--json]")
     except L.BadInput as error:
-        print(f"rounding: {error}", file=sys.stderr)
-        return 2
+        return L.fail(error, 2)
     for record in records:
-        L.show(json.dumps(record) if "--json" in words else str(record)[1:-1].replace("'", ""))
+        text = json.dumps(record)
+        L.show(text if "--json" in words else text.strip("{}").replace('"', ""))
     return int(not all(record["proved"] for record in records))
 
 if __name__ == "__main__":
