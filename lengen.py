@@ -554,11 +554,12 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> the method's bias (1 or H, T, S), causal in self-attention, or None; of a calibrated
-        method, for long numbers, an iterator of pieces, which are causal as they are made."""
+        """-> the method's bias (1 or H, T, S), causal in self-attention, or None. Of lines by our
+        rules, which open no later key, and for long numbers, it is an iterator of pieces."""
         with self.head.weight.device:
             long = T > 100 and not self.training  # pieces of fewer rows are slower than the whole
-            if long and attention != "encoder" and hasattr(self.bias, "in_pieces"):
+            if long and attention != "encoder" and hasattr(self.bias, "in_pieces") and (
+                    self.config.rules == "ours"):
                 return self.bias.in_pieces(layer, attention, T, S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention != "self":
@@ -980,14 +981,13 @@ class CalibratedBias(nn.Module):
         return bias_of_lines(lines, self.config.n_head, blocks, self.config.rules, rows, keys)
 
     def in_pieces(self, layer, attention, T, S):
-        """Yield rows, the keys that they may see, the bias between them, in pieces of the fastest
-        size."""
+        """By our rules: yield rows, the keys on their lines and key 0, the bias between them, in
+        pieces of the fastest size."""
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
-        blocks, keys = blocks_of(self.config, attention, S), torch.arange(S)
-        for rows in torch.arange(T).split(2048 if keys.is_cuda else 128):
-            if self.config.rules == "ours":  # the keys on lines in these rows, and key 0
-                columns = list(columns_of(lines, rows, blocks).values())
-                keys = torch.cat([rows.new_zeros(1)] + columns).clamp(min=0).unique()
+        blocks, all_rows = blocks_of(self.config, attention, S), torch.arange(T)
+        for rows in all_rows.split(2048 if all_rows.is_cuda else 128):
+            columns = list(columns_of(lines, rows, blocks).values())
+            keys = torch.cat([rows.new_zeros(1)] + columns).clamp(min=0).unique()
             yield rows, keys, bias_of_lines(
                 lines, self.config.n_head, blocks, self.config.rules, rows, keys)
 

@@ -493,6 +493,17 @@ def test_layers_and_numbers_have_lines_of_their_own(monkeypatch):
     assert (0, 0, "cross", 1, 0, 2) in [(line.layer, line.head) + line.path for line in found]
     assert not any(line.direction == -1 for line in found)
 
+@parametrize("rules", L.RULES)
+def test_no_row_of_a_long_number_sees_later_tokens(rules):
+    """Rows without a line open all columns by the sources' rules."""
+    model = drawn_model(method="abc", rules=rules)
+    model.bias.lines = [Line(0, 0, 0, 0, 0.0, 1.0)]
+    source, target = drawn_tokens(1, 240), drawn_tokens(1, 120)
+    changed = target.clone()
+    changed[:, 100:] = (changed[:, 100:] + 1) % 10
+    found = [model(source, tokens)[:, :100] for tokens in (target, changed)]
+    assert_close(found[0], found[1])
+
 def test_attention_is_averaged_over_right_examples_alone(double):
     model, source = drawn_model(dropout=0.5), drawn_tokens(7, 19)
     target, maps = L.generate(model, source, 9), []
