@@ -9,7 +9,8 @@ A transformer that has learned sums of 6 digits fails at 10. Attention Bias Cali
 it read along lines that continue to any length. In our variant, which adds windows and a proof to
 the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
 
-1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
+1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first,
+   between `$` (start) and `&` (end).
 2. Average its attention over right answers. On the left is a part of one head, in percent: row t
    writes digit t of the answer, and columns are the keys at the end of the question.
 
@@ -29,7 +30,7 @@ the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
 
-The way to the idea is this preamble and sections 1, 2, 5 and 7, about an hour of reading. Section 6
+The way to the idea is this preamble and sections 1, 2, 5 and 7, about 80 minutes. Section 6
 is the proof, 3 and 4 are the model and its training, and 8 to 10 are consecutive pairs, encoders,
 and options with the command line. All use `config`: the options of a run as attributes (config.lr)
 and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and KINDS (of
@@ -110,8 +111,9 @@ def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
-# The token of a digit is its value. Numbers are drawn as tensors of digits (B, W), least
-# significant first; the columns of a question are in the order in which the task computes places.
+# The token of a digit is its value. A number is drawn as a tensor of digits (B, W), least
+# significant first. A column of a question has one digit of each of its n operands, those of one
+# place; columns (B, W, n) have the places in the order in which the task computes them.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"
@@ -142,7 +144,7 @@ class Task(NamedTuple):
     sign: str = ""  # the symbol of VOCAB that separates operands
     base: int = 10
     first: int = 0  # the carry into the first place that is computed
-    headroom: int = 1  # leading zeros of tested numbers; training numbers near LIMIT may lack them
+    headroom: int = 1  # leading zeros of tested numbers; the largest training numbers lack them
     label: bool = False  # whether the answer is only the digit of the last place computed
     msd_first: bool = False  # whether places run from the most significant digit on
     steps: int = 600  # number of steps of the first training
@@ -358,7 +360,8 @@ def rope(x, positions=None):
 def relative_scores(q, table, k=None, S=None):
     """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled (B, H, T, S): q_i . a_ij, plus
     k_j . a_ij if k is given, where a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of k
-    or T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
+    or T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and
+    queries); Jelassi cites Huang et al. 2018."""
     S = S or (q if k is None else k).shape[2]
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
     K = len(table) // 2
@@ -400,19 +403,20 @@ def window_bias(w, T, S, cross=False, step=1):
 
 class Method(NamedTuple):
     """How a model knows positions. `position`, `bias` and `scores` are functions or module classes.
-    `bind` gives them the arguments before the `;` when the model is built; the others follow with
-    each call. So banded(config, layer, attention, T, S) is a function, and RelativeScores(config,
-    attention) is a class, whose `forward` has the arguments q, k. side is "source" or
-    "target"; attention is "encoder", "self" or "cross"; index (T,) is 0, 1, ..."""
+    They get their arguments in two parts, which a semicolon separates below: the first from `bind`,
+    once, when the model is built; the second with each call. So banded(config, layer, attention, T,
+    S) is a function, and RelativeScores(config, attention) is a class, whose `forward` has the
+    arguments q, k. side is "source" or "target"; attention is "encoder", "self" or "cross"; index
+    (T,) is 0, 1, ..."""
     about: str
     position: Callable = None  # config; side, index -> (T, C), added to the embeddings
     bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S) or None, no bias
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
-    n_width: int = 1  # number of training widths; trained at one, a model memorizes where rows end
+    n_width: int = 1  # number of training widths; trained at one, a model learns where answers end
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
-    window: int = 0  # `banded` opens a place and as many before it; 0: no proof, unless calibrated
+    window: int = 0  # w of `window_bias`; 0: keys are open at any distance, unless calibrated
     calibrated: bool = False  # bias is given config and the lines of a vanilla model before the ;
     period: int = 0  # number of rows after which positions repeat; 0: never
 
@@ -468,6 +472,7 @@ METHODS = {  # section 5 adds "abc"
                    scores=rotary, steps_factor=10, defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
+    # A window opens the keys near a row, in v2's sense; in section 6, it is all that one row sees.
     # At width 61, leading zeros train the positions of 60 digits. Large embeddings and dropout
     # favor content over position. With 3 layers, a row can use what the one before it saw.
     "window": Method("sinusoids, windows in the decoder (v2, +w)", sinusoids, banded, window=1,
@@ -657,7 +662,7 @@ def gradients(weights):
     return [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
 
 def move(weights, updates):
-    """Subtract updates from weights, but not from those that have been frozen since."""
+    """Subtract updates from weights, but not from those frozen after the optimizer was made."""
     for weight, update in zip(weights, updates):
         if weight.grad is not None:
             weight -= update.view_as(weight)
@@ -674,7 +679,8 @@ def orthogonal(x):
     return x
 
 def take_step(model, optimizer, source, target):
-    """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1."""
+    """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1,
+    in the paper preset, too."""
     model.train()
     model.zero_grad()
     logits = model(source, target[:, :-1]).flatten(0, 1).float()
@@ -685,12 +691,13 @@ def take_step(model, optimizer, source, target):
     return loss.detach()
 
 def graphed_step(model, optimizer, *batch):
-    """`take_step`, on CUDA as a graph: hundreds of kernel launches take about 9 ms, a replay 1 ms.
-    The first batch of a shape takes an ordinary step, as warm-up. At the second, a step is captured
-    without executing it. Each replay reads the graph's inputs, and overwrites its loss."""
+    """`take_step`; on CUDA, as a graph, since hundreds of kernel launches take about 9 ms and a
+    replay takes 1 ms. Of each shape, the first batch takes an ordinary step, to warm up. The second
+    captures a step, which does not execute it, and replays it, as do all later ones. A replay reads
+    the graph's inputs and overwrites the loss that the last one returned."""
     graphs, shape = optimizer.graphs, batch[0].shape  # which determines the target's
     if not optimizer.share.is_cuda or shape not in graphs:
-        graphs[shape] = None
+        graphs[shape] = None  # warmed up
         return take_step(model, optimizer, *batch)
     if graphs[shape] is None:
         graph, inputs = torch.cuda.CUDAGraph(), [x.cuda() for x in batch]
@@ -779,7 +786,8 @@ def train(run, model, name, data, windows=None):
 def numbers_data(config, numbers, steps, first_training):
     """Training data of an encoder-decoder, from training and held-out numbers. The first training
     begins with small numbers, half of them below 1.6% of the range, on which a model learns sooner
-    how places align. Differs: the sources draw uniformly and name no schedule of the rate."""
+    how places align, in the paper preset, too. Differs: the sources draw uniformly and name no
+    schedule of the rate."""
     spec, (training, held_out) = config.spec, numbers
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width, in the last step uniform in the pool."""
@@ -820,7 +828,8 @@ def numbers_data(config, numbers, steps, first_training):
 # the most significant digit on, so a line of cross-attention shows a place at a fixed distance from
 # the row if it runs as the places do: an anti-diagonal (1, -1) in tasks from the last digit on, a
 # diagonal in those from the first. A line that runs the other way shows a place that depends on the
-# width, which means nothing at other widths. So by our rules, these are the directions.
+# width, which means nothing at other widths. So these are the directions of the rules "ours" (see
+# RULES), those of this file; the other rules are those of the sources.
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -828,8 +837,8 @@ class Line(NamedTuple):
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
     offset: int  # its column in row 0; of anti-diagonals, counted from the block's last column
-    bias: float  # d_l - d_max, see `find_lines`
-    z: float  # (d_l - mu) / sigma
+    bias: float  # d less the greatest d, see `find_lines`
+    z: float  # (d - mu) / sigma
     layer: int = 0
     attention: str = "cross"
 
@@ -878,9 +887,10 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
     sums of 0, counts lines of equal sums as one, compares by >=, takes the sum as the bias, and
     opens END's column in row 0; this function does not.
 
-    ours: sigma is multiplied by sqrt(L - 1), which no z of L lines exceeds (2.24 above), so that
-    one kappa fits any number of lines; of 16 lines, none reaches the papers' kappa of 4. Only lines
-    that cross more than half of the rows count, as short ones are high by chance.
+    ours: sigma is multiplied by sqrt(L - 1), where L is the number of lines that are compared. No z
+    can exceed this (2.24 above), so one kappa fits any L; the papers' kappa of 4 is out of reach
+    for 16 lines. Only lines that cross more than half of the rows count, as the mean of a short
+    line can be high by chance.
 
     With several blocks, only a block's first column may be a vertical, as others are different
     places at different widths."""
@@ -906,7 +916,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
     cross, the greater bias. Rows that see nothing are opened: by our rules at column 0, the same at
-    every length; by others at all columns. Source: v2, Eq. 1 (cases), App. E.1."""
+    every length; by others at all columns. Source: v2, Eq. 1 (cases), step 2.4, App. E.1; v1, step
+    2.3. Differs: the papers open a head only if all of it is closed, not single rows."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -961,7 +972,8 @@ def blocks_of(config, attention, N):
     return [(N - others) // numbers] * numbers + [1] * others
 
 class CalibratedBias(nn.Module):
-    """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2."""
+    """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2.
+    Differs: in Eq. 2, scores are not divided by sqrt(D); in App. C.4, they are."""
     def __init__(self, config, lines):
         super().__init__()
         self.config, self.lines = config, lines
@@ -1069,22 +1081,25 @@ def calibrate(config, attention, **changes):
 # middle needs p - 1 more places, and p successive widths are read. In tasks from the most
 # significant digit on, headroom zeros come first, and all final carries are valid.
 #
-# This holds in exact arithmetic, for numbers padded with zeros to the training width or more. As
-# sums are rounded in another order at other widths, the right token must lead by MARGIN and by a
-# thousandth of the largest logit; and in drawn questions of up to 1,000 digits, rows must show
-# known windows (shares are equal to 9 decimals), with logits within a tenth of MARGIN of theirs.
+# All this assumes exact arithmetic, and numbers padded with zeros to the training width or more. In
+# floating point, rounding depends on the width. So the right token must lead all others by MARGIN,
+# and by a thousandth of the largest logit. And in drawn questions of up to 1,000 digits, each row
+# must show a listed window, with logits that differ by less than MARGIN / 10 from those of the
+# short question that shows it. (Weights of attention count as equal if they are to 9 decimals.)
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
 MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
 # The least weight that a bias may give to an open key: shares are compared to 9 decimals, and the
-# scores of queries and keys multiply differences that such rounding hides.
+# scores of queries and keys may enlarge differences that this rounding hides.
 LEAST_SHARE = 1e-6
 
 class Windows(NamedTuple):
-    """seen: window -> the token to write, where it was seen first. questions: those that showed
-    them, in the same order, in chunks of source (B, S), target (B, T + 1), rows. clash: two that
-    look the same to a row but need different tokens. why: the reason if there can be no proof."""
+    """The windows of a bias. seen: {window: (token that it must write, source, target, n)}, where
+    question n of this batch was the first to show it. questions: these questions, in chunks of
+    source (B, S), target (B, T + 1), rows; of one row each, they are in the order of `seen`. clash:
+    two questions, (source, target), in which a row sees the same but must write different tokens.
+    why: the reason if there can be no proof, such as a clash, else empty."""
     config: object
     bias: Callable  # whose windows these are
     seen: dict
@@ -1206,32 +1221,35 @@ def places_to_settle(spec, table):
     raise RunFailed("no proof: the carries that a place can get do not repeat within 100 places")
 
 def looks_of(config, table, row, opened):
-    """-> what a row sees of its places, given what is open to it, as in `rows_seen`, and the
-    columns of `follow_carries`: {place: {digits of all operands: what it sees of them, as (number,
-    )}}, and the places whose tokens it sees or writes."""
+    """-> two views of a row, given its open keys (`opened`, from `rows_seen`). looks: {place:
+    {column: (id,)}}, where columns of equal id look the same to the row at this place; a column is
+    one digit of each operand, as in `table`. tokens: the places whose tokens of the answer the row
+    sees or writes."""
     tokens, digits = {row - 1, row}, []  # digits: place, head, bias, operand
     for attention, operand, place, head, value in opened:
         if attention == "self" and operand == 0:
             tokens.add(row + place)
         elif operand >= 0:
             digits.append((row + place, head, value, operand))
-    # Digits are seen in any order; operands differ only by repeating positions. Looks are numbered.
-    looks, number_of = {place: {} for place, _, _, _ in digits}, {}
+    # A look is a sorted list, as a head shows digits without their order; which operand a digit
+    # belongs to shows only if positions repeat. Each different look gets an id.
+    looks, ids = {place: {} for place, _, _, _ in digits}, {}
     columns = {column for moves in table.values() for column, _, _ in moves}
     for place, column in itertools.product(looks, columns):
         look = sorted((head, value, config.scheme.period and operand, column[operand])
                       for at, head, value, operand in digits if at == place)
-        looks[place][column] = (number_of.setdefault(tuple(look), len(number_of)),)
+        looks[place][column] = (ids.setdefault(tuple(look), len(ids)),)
     return looks, tokens
 
 def questions_of_row(spec, table, width, looks, tokens):
     """-> digits (B, W, n) of questions, some invalid, that show all windows of a row, given its
     `looks_of`. Raises: RunFailed.
 
-    Questions grow from place 0 on. Of the ways to go on that look the same to the row and hand on
-    the same carry, one is kept. In 129 + 748, a row that sees place 1, where it writes, and the one
-    before has seen 9, 8 and the token 7, then 2, 4 and the token 7, and nothing of place 2: there,
-    (0, 0) stands for all digits that hand on the carry 0, and (1, 9) for all that hand on 1."""
+    Questions grow from place 0 on. If two look the same to the row so far and hand on the same
+    carry, whatever follows shows the same windows, so one of them is kept. In 129 + 748, a row that
+    sees place 1, where it writes, and the one before has seen 9, 8 and the token 7, then 2, 4 and
+    the token 7, and nothing of place 2: there, (0, 0) stands for all digits that hand on the carry
+    0, and (1, 9) for all that hand on 1."""
     n_number = spec.operands.count("number")
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> digits of all places
     for place in range(width):
@@ -1272,11 +1290,12 @@ def obstacles(config):
 
 def rows_seen(config, bias, width):
     """-> for each row, the set of (attention, operand, place relative to the row, head, bias) of
-    its open keys. A token of the answer has operand 0; a symbol has operand -1 and, as its place,
-    the number of symbols on its left."""
+    its open keys. In self-attention, digits have operand 0. All tokens that are no digits of a
+    number, such as `$` or the 7 of `$0123*7&`, have operand -1 and, as their place, how many such
+    tokens are on their left."""
     columns = torch.zeros(1, width, len(config.spec.operands)).long()
     for operand, kind in enumerate(config.spec.operands):
-        if kind == "number" or config.align:  # instead of digits, marks of operand and place
+        if kind == "number" or config.align:  # not digits, but marks that tell operand and place
             columns[0, :, operand] = len(VOCAB) + operand * width + torch.arange(width)
     question = write_question(config.spec, columns, config.align)[0].tolist()
     answer = [0, *range(len(VOCAB), len(VOCAB) + width)]  # START, then a mark of each place
@@ -1380,8 +1399,8 @@ def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
     all are right. A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
     the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
-    margin: the least lead, less what it needs beyond MARGIN. The model is left in evaluation mode.
-    """
+    margin: the least lead - (need - MARGIN) of all rows, at least MARGIN if all leads suffice. The
+    model is left in evaluation mode."""
     if windows.clash:
         return dict(proved=False, why=f"refuted for any weights: {windows.why}")
     if windows.why:
@@ -1414,9 +1433,14 @@ def prove(model, windows):
     return dict(proved=not why, why=why, windows=len(windows.seen), margin=margin, drift=drift)
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
+# Of other sections, this one uses `right_tokens` and `make_bias` (3); `train`, which returns the
+# last proof, `numbers_data`, and `run.keep`, which saves into `run.parts` (4); `enumerate_windows`,
+# which lists what rows see under a bias (`clash`: two questions that clash; `why`: the reason if no
+# proof is possible), `collect_windows`, the same for given questions, `obstacles` to a proof, and
+# `prove` (6); and `config.replace` (10).
 
-# From few lines to all. If one line is far stronger than the others, all others are below the mean,
-# where kappa = 0 lies, so that kappa has to become negative.
+# Tried in this order: the lower kappa is, the more lines are open. At kappa = 0, they are those
+# above the mean; if one line is far stronger than the others, all others are below the mean.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def deal_lines(lines, n_head, share=False):
@@ -1438,8 +1462,8 @@ def deal_lines(lines, n_head, share=False):
 
 def share_heads(config, lines):
     """-> lines, their Windows. If these are too many to list, lines that show the same place of
-    several numbers share a head, provided that the order of the numbers, as in a + b + c, does not
-    matter: that then no rows look the same but have to write different tokens."""
+    several numbers are moved to one head, which cannot tell these numbers apart. They stay there if
+    no windows clash: if the order of the numbers does not matter, as in a + b + c."""
     windows = enumerate_windows(config, make_bias(config, lines))
     if windows.clash or not windows.why:
         return lines, windows
@@ -1452,11 +1476,11 @@ def share_heads(config, lines):
     return shared, fewer
 
 def choose_lines(config, attention):
-    """Averaged attention -> kappa, lines, Windows. Kappa falls until the open lines determine the
-    answers to a pool of questions: until no two of its rows *clash*, that is, see the same but have
-    to write different tokens. Lines are dropped while the others do, too, and windows are
-    enumerated; a clash joins the pool. With `obstacles` to a proof, such as the sources' rules, all
-    lines at RULES' kappa are kept. Raises: RunFailed."""
+    """Averaged attention -> kappa, lines, Windows. Two rows *clash* if they see the same but must
+    write different tokens. Kappa falls until no two rows in a pool of questions clash. Then lines
+    are dropped, the weakest first, if the rest still avoids clashes, and windows are enumerated. If
+    two of these clash, their questions join the pool, and the choice goes on. With `obstacles` to a
+    proof, such as the sources' rules, all lines at RULES' kappa are kept. Raises: RunFailed."""
     if obstacles(config):
         kappa = RULES[config.rules]["cross"]["kappa"]
         lines = list(calibrate(config, attention))
@@ -1471,7 +1495,7 @@ def choose_lines(config, attention):
         opened = list(calibrate(config, attention, kappa=kappa))
         strongest_first = sorted(opened, key=lambda line: -line.z)
         paths = dict.fromkeys(line.path for line in strongest_first)
-        while not clashes(opened):
+        while not clashes(opened):  # again after a clash has joined the pool
             lines = opened
             # The weakest is dropped first, from all heads at once. The main diagonal of
             # self-attention stays: it adds nothing to a window, but speeds up training.
@@ -1515,7 +1539,7 @@ def learn_abc(run):
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
     for attempt in 1, 2:
-        if attempt == 2:  # a head that mixes lines may show two digits in either order nearly alike
+        if attempt == 2:  # one line to a head: of two digits, a head hardly shows which is which
             dealt = deal_lines(lines, config.n_head)
             dealt_windows = enumerate_windows(config, make_bias(config, dealt))
             if not dealt_windows.why:
@@ -1590,7 +1614,7 @@ def ask(model, config, question):
         return digits.lstrip("0") or "0"
     return digits[-max(map(len, operands)):]  # one digit for each digit of the question
 
-# 8. Consecutive pairs: one attention head, read in full -------------------------------------------
+# 8. Consecutive pairs: one attention head ---------------------------------------------------------
 # Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
 # feed-forward; where the source is silent, uniform draws and no positions, norm or residual.
 
@@ -1632,8 +1656,8 @@ def learn_pairs(run):
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last: places align only at equal length. Differs: of the signs of
-# the source's four operations, +, %, x and *, two are used: + is elementwise addition's, too.
+# highest digit first, padding last: places align only at equal length. Differs: the source has four
+# signs, +, %, x and *; here, + serves both additions, and * multiplication.
 
 class EncoderTask(NamedTuple):
     about: str
@@ -1672,7 +1696,8 @@ def settle_encoder(config):
 
 def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
-    the example that Sec. 2.1 prints has one PAD fewer."""
+    the example that Sec. 2.1 prints has one PAD fewer; modular answers are filled with zeros;
+    numbers are padded to 12 digits by default, in the source to 20 or 35."""
     spec, W, sources, targets = config.spec, config.width, [], []
     n = len(str(spec.answer(10 ** W - 1, 10 ** W - 1)))
     if config.modulus:
@@ -1727,12 +1752,13 @@ def learn_encoder(run):
     train(run, model, "model", data)
 
 # 10. Options, checkpoints, command line -----------------------------------------------------------
-# Defaults of a run by kind of model (universal: as encoder) and preset (=: the same). None: from
-# the task, derived or off; a dot: no such option. The paper presets are those of v2, App. B and D,
-# with batch, steps and width of its code for addition and a tenth of the steps for retraining, and
-# of Jelassi, Sec. 2.2 (15,000 epochs of 5,000 examples; multiplication needs --second-digits 3).
-# Differs: v2 tests parity at 200 bits; Jelassi's models have HuggingFace's defaults, for ALBERT no
-# dropout, a feed-forward width of 16,384 and embeddings of 128 with a norm, for BERT 3,072.
+# Defaults by kind of model ("universal" has those of "encoder") and preset. In a cell, = means as
+# on its left, a dot that there is no such option, and None that the value comes from the task, is
+# derived, or is off. The paper presets are those of v2, App. B and D, with batch, steps and width
+# of its code for addition and a tenth of the steps for retraining, and of Jelassi, Sec. 2.2 (15,000
+# epochs of 5,000 examples; multiplication needs --second-digits 3). Differs: v2 tests parity at 200
+# bits; Jelassi's models have HuggingFace's defaults, for ALBERT no dropout, a feed-forward width of
+# 16,384 and embeddings of 128 with a norm, for BERT 3,072 and a norm of the embeddings.
 
 OPTIONS = """
 option           seq2seq     paper   encoder  paper         pairs
