@@ -170,11 +170,13 @@ class Task(NamedTuple):
         results = [x.long().expand_as(carry) for x in results]
         if len(results) == 1:
             return results[0] % self.base, results[0] // self.base
-        digit, carry = results
-        if ((digit < -1) | (digit >= self.base)).any():
+        return results
+
+    def check(self, answer):
+        """Raises: BadInput if a digit, -1 aside, is not of the base."""
+        if ((answer < -1) | (answer >= self.base)).any():
             raise BadInput(f"{self.about}: an answer has a digit that base {self.base} does not "
                            "have")
-        return digit, carry
 
     @property
     def width(self):
@@ -227,9 +229,11 @@ def arrange(spec, columns, align=False):
             # What would follow a column without an answer does not count.
             digit, carry = digit.where(valid, 0), carry.where(valid, spec.first)
         answer.append(digit)
+    answer = torch.stack(answer, 1)
+    spec.check(answer)
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
-    columns, answer = columns[valid], torch.stack(answer, 1)[valid]
+    columns, answer = columns[valid], answer[valid]
     if spec.label:
         answer = answer[:, -1:]
     start, end = (encode(x).expand(len(answer), -1) for x in (START, END))
@@ -1186,6 +1190,7 @@ def follow_carries(spec, singles):
         if len(table) > 1000:
             raise RunFailed("no proof: more than 1,000 carries can be handed on")
         token, after = spec.step(torch.full((len(columns),), carry), torch.tensor(columns))
+        spec.check(token)
         table[carry] = [move for move in zip(columns, token.tolist(), after.tolist())
                         if move[1] >= 0]
         carries += {after for _, _, after in table[carry]} - set(carries)
