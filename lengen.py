@@ -30,9 +30,9 @@ the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
 
-The way to the idea is this preamble and sections 1, 2, 5 and 7, about 80 minutes. Section 6
-is the proof, 3 and 4 are the model and its training, and 8 to 10 are consecutive pairs, encoders,
-and options with the command line. All use `config`: the options of a run as attributes (config.lr)
+The way to the idea is this preamble and sections 1, 2, 5 and 7. Section 6 is the proof, 3 and 4
+are the model and its training, and 8 to 10 are consecutive pairs, encoders, and options with the
+command line. All use `config`: the options of a run as attributes (config.lr)
 and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and KINDS (of
 models), the `widths` of training numbers, and whether to `align` operands.
 
@@ -173,7 +173,7 @@ class Task(NamedTuple):
         return results
 
     def check(self, answer):
-        """Raises: BadInput if a digit, -1 aside, is not of the base."""
+        """Raise BadInput if a digit of answers, other than -1, is not a digit of the base."""
         if ((answer < -1) | (answer >= self.base)).any():
             raise BadInput(f"{self.about}: an answer has a digit that base {self.base} does not "
                            "have")
@@ -365,7 +365,7 @@ def relative_scores(q, table, k=None, S=None):
     """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled (B, H, T, S): q_i . a_ij, plus
     k_j . a_ij if k is given, where a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of k
     or T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and
-    queries); Jelassi cites Huang et al. 2018."""
+    queries), as in HuggingFace's models; Jelassi cites Huang et al. 2018."""
     S = S or (q if k is None else k).shape[2]
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
     K = len(table) // 2
@@ -414,14 +414,14 @@ class Method(NamedTuple):
     (T,) is 0, 1, ..."""
     about: str
     position: Callable = None  # config; side, index -> (T, C), added to the embeddings
-    bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S) or None, no bias
+    bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S), or None for none
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
     n_width: int = 1  # number of training widths; trained at one, a model learns where answers end
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     window: int = 0  # w of `window_bias`; 0: keys are open at any distance, unless calibrated
-    calibrated: bool = False  # bias is given config and the lines of a vanilla model before the ;
+    calibrated: bool = False  # the first part of `bias` is config and lines of a vanilla model
     period: int = 0  # number of rows after which positions repeat; 0: never
 
 def bind(part, *given):
@@ -976,8 +976,9 @@ def blocks_of(config, attention, N):
     return [(N - others) // numbers] * numbers + [1] * others
 
 class CalibratedBias(nn.Module):
-    """A run's bias, made of its lines, which are part of the state_dict. Source: v2, Eq. 2.
-    Differs: in Eq. 2, scores are not divided by sqrt(D); in App. C.4, they are."""
+    """A run's bias, made of its lines. torch calls `get_extra_state` and `set_extra_state`, to keep
+    the lines in the state_dict. Source: v2, Eq. 2. Differs: in Eq. 2, scores are not divided by
+    sqrt(D); in App. C.4, they are."""
     def __init__(self, config, lines):
         super().__init__()
         self.config, self.lines = config, lines
@@ -1101,9 +1102,9 @@ LEAST_SHARE = 1e-6
 class Windows(NamedTuple):
     """The windows of a bias. seen: {window: (token that it must write, source, target, n)}, where
     question n of this batch was the first to show it. questions: these questions, in chunks of
-    source (B, S), target (B, T + 1), rows; of one row each, they are in the order of `seen`. clash:
-    two questions, (source, target), in which a row sees the same but must write different tokens.
-    why: the reason if there can be no proof, such as a clash, else empty."""
+    source (B, S), target (B, T + 1), rows; where each chunk has one row, they are in the order of
+    `seen`. clash: two questions, (source, target), in which a row sees the same but must write
+    different tokens. why: the reason if there can be no proof, such as a clash, else empty."""
     config: object
     bias: Callable  # whose windows these are
     seen: dict
@@ -1138,7 +1139,7 @@ def views_of_rows(config, bias, source, target, rows):
     token, the share of the weights that the bias alone gives to keys with this token. Tokens are
     paired with their repeating positions, in a source counted from its end. If
     bias(layer, attention, T, N) gives pieces, which cover all rows, `rows` must be all. Raises:
-    RunFailed if a key is open with a share below LEAST_SHARE."""
+    RunFailed, as `shares_of`."""
     T, S, period = target.shape[1] - 1, source.shape[1], config.scheme.period or 1
     before = target[:, :-1] * period + torch.arange(T) % period
     source = source * period + torch.arange(S).flip(0) % period
@@ -1448,14 +1449,14 @@ def prove(model, windows):
 # above the mean; if one line is far stronger than the others, all others are below the mean.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
-def deal_lines(lines, n_head, share=False):
+def deal_lines(lines, n_head, merge=False):
     """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
-    more lines than heads, a head's next line has a third of the weight of the one before. share:
+    more lines than heads, a head's next line has a third of the weight of the one before. merge:
     lines that show the same place of several numbers go to one head, with equal biases."""
     dealt, heads = {}, {"self": [], "cross": []}  # what has been dealt, in order
     for line in sorted(lines, key=lambda line: -line.z):
         shown = line.path
-        if share and line.attention == "cross" and line.direction:
+        if merge and line.attention == "cross" and line.direction:
             shown = line.direction, line.offset  # of any number
         order = heads[line.attention]
         if shown not in order:
@@ -1472,7 +1473,7 @@ def share_heads(config, lines):
     windows = enumerate_windows(config, make_bias(config, lines))
     if windows.clash or not windows.why:
         return lines, windows
-    shared = deal_lines(lines, config.n_head, share=True)
+    shared = deal_lines(lines, config.n_head, merge=True)
     fewer = enumerate_windows(config, make_bias(config, shared))
     if fewer.why:
         if fewer.clash:
@@ -1544,7 +1545,7 @@ def learn_abc(run):
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
     for attempt in 1, 2:
-        if attempt == 2:  # one line to a head: of two digits, a head hardly shows which is which
+        if attempt == 2:  # a head that mixes two lines hardly shows which digit is which
             dealt = deal_lines(lines, config.n_head)
             dealt_windows = enumerate_windows(config, make_bias(config, dealt))
             if not dealt_windows.why:
