@@ -23,9 +23,9 @@ the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
 3. Two lines stand out: row t looks at the digit at place t (48, 27, 48, 58) and at the one below
    it (31, 22, 27), which helps decide whether a carry arrives. Keep a minimal set of lines that
    determines every answer, and continue them to any length as a bias on the attention scores, on
-   the right: 0 on the strongest line of a head and direction; on others, how far their mean is
-   below its mean (-.15, over all rows, of which four are shown); elsewhere -inf (-), which closes a
-   key. Lines do not leave the number, so `&` stays closed.
+   the right. The strongest line of each head and direction gets 0, any other its mean less the mean
+   of the strongest (-.15, over all rows, of which four are shown). All other keys get -inf (-),
+   which closes them. Lines do not leave the number, so `&` stays closed.
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
@@ -93,10 +93,13 @@ def demand(condition, complaint):
 @contextlib.contextmanager
 def seeded(*names):
     """Seed torch and RANDOM by `names`; restore their states on exit. Not for several threads."""
-    state = RANDOM.getstate()
-    with torch.random.fork_rng(range(torch.cuda.is_initialized())):  # GPU 0, if it is in use
+    state, gpu_in_use = RANDOM.getstate(), torch.cuda.is_initialized()
+    with torch.random.fork_rng(range(gpu_in_use)):  # GPU 0 alone
         RANDOM.seed(repr(names))
-        torch.manual_seed(RANDOM.getrandbits(63))
+        seed = RANDOM.getrandbits(63)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the call stack, too
+        if gpu_in_use:
+            torch.cuda.manual_seed(seed)
         try:
             yield
         finally:
@@ -611,7 +614,7 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# 4. Training: optimizer, step, loop, data ---------------------------------------------------------
+# 4. Training and tests ---------------------------------------------------------------------------
 
 class Optimizer:
     """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
@@ -820,6 +823,46 @@ def numbers_data(config, numbers, steps, first_training):
         return [right_tokens(model, source, target).all(1).sum().item() / len(source)]
     return SimpleNamespace(steps=steps, batch=batch, rate=rate, check=check)
 
+def draw_tests(config, length):
+    """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
+    n = config.samples
+    if length > 100:
+        n = min(n, 200)  # long questions are slow
+    tests = dict(random=draw_questions(config, draw_exact, length, n))
+    if length == max([x for x in config.lengths if x <= 60], default=0):
+        with seeded(config.seed, "hard", length):
+            tests["hard"] = draw_questions(config, draw_hard, length, n)
+    return tests
+
+def evaluate(model, config):
+    """Test at config.lengths -> {"rows", "seconds"}. A row has the number of exact answers,
+    "correct" of "n", and the accuracy of each digit, "places"."""
+    rows, start = [], time.perf_counter()
+    for length in config.lengths:
+        with seeded(config.seed, "test", length):
+            tests = config.kind.draw_tests(config, length)
+        for name, (source, target) in tests.items():
+            right = right_tokens(model, source, target)
+            digit = target[:, 1:] < VOCAB.index("+")
+            places = ((right & digit).sum(0) / digit.sum(0))[digit.any(0)]
+            rows.append(dict(digits=length, set=name, correct=right.all(1).sum().item(),
+                             n=len(right), places=[round(x, 4) for x in places.tolist()]))
+    return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
+
+def ask(model, config, question):
+    """A question, "123+748" or "123 + 748" -> "871". Raises: BadInput if it is not the task's."""
+    operands = [text.strip() for text in question.split(config.spec.sign or None)]
+    source, target = example(config.task, *operands, width=config.widths[0], align=config.align)
+    text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
+    digits, end, _ = text.partition(END)
+    if not end or not set(digits) <= set(VOCAB[:VOCAB.index("+")]) or not digits:
+        return f"no number; the model wrote {text!r}"
+    if not config.spec.msd_first:
+        digits = digits[::-1]
+    if config.spec.headroom:
+        return digits.lstrip("0") or "0"
+    return digits[-max(map(len, operands)):]  # one digit for each digit of the question
+
 # 5. ABC: lines, bias, calibration -----------------------------------------------------------------
 # This section, up to `blocks_of`, can be copied as it stands; it needs math, torch and NamedTuple.
 #
@@ -911,7 +954,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
             d = torch.stack(list(means.values()))
             sigma, mu = torch.std_mean(d, correction=0)
             unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
-            threshold = mu + kappa * unit + 1e-5 * mu  # lines of equal mean differ by rounding
+            # Lines of equal mean differ by rounding, so one must exceed the mean by a little more.
+            threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
                 if x > threshold and (direction or offset == 0 or len(blocks) == 1):
                     bias, z = x - d.max(), (x - mu) / sigma
@@ -964,7 +1008,10 @@ def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     lines = list(find_lines(attention.cpu(), now, **RULES[rules]["cross"] | changes))
     return bias_of_lines(lines, H, then, rules, torch.arange(M), torch.arange(N)).to(attention)
 
-# What follows calibrates the bias of a run.
+# What follows calibrates the bias of a run. By default, a model has one decoder layer and no
+# encoder, so its cross-attention reads the embeddings of the question. `bias(layer, attention, T,
+# S)` gives the bias of one attention, "self" or "cross", of T rows and S keys. Training numbers are
+# padded to one of `config.widths`, 7 to 15 digits in addition.
 
 def blocks_of(config, attention, N):
     """-> sizes of the blocks of N columns. In cross-attention by our rules, these are numbers with
@@ -1093,7 +1140,7 @@ def calibrate(config, attention, **changes):
 # short question that shows it. (Weights of attention count as equal if they are to 9 decimals.)
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
-TOO_MANY = 2 ** 24  # limit on the number of partial questions that one place can lead to
+MOST_PARTIAL = 2 ** 24  # limit on the number of partial questions that one place can lead to
 MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
 # The least weight that a bias may give to an open key: shares are compared to 9 decimals, and the
 # scores of queries and keys may enlarge differences that this rounding hides.
@@ -1276,8 +1323,8 @@ def questions_of_row(spec, table, width, looks, tokens):
                 ways[carry].setdefault((look, after), column)
         extended = {}
         for (seen, carry), columns in partial.items():
-            if len(partial) * len(ways[carry]) > TOO_MANY:
-                raise RunFailed(f"no proof: too many windows to list, over {TOO_MANY:,} cases; "
+            if len(partial) * len(ways[carry]) > MOST_PARTIAL:
+                raise RunFailed(f"no proof: too many windows to list, over {MOST_PARTIAL:,} cases; "
                                 "tested only")
             for (look, after), column in ways[carry].items():
                 extended.setdefault((seen + look, after), columns + (column,))
@@ -1382,7 +1429,7 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     same windows by the model's own bias, in drawn questions of these lengths; inf if a row shows
     another window or a logit is not a number. Raises: BadInput if no question can be drawn."""
     config, drift = windows.config, 0.0
-    spec, number = config.spec, {window: n for n, window in enumerate(windows.seen)}
+    spec, index_of = config.spec, {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
     for length in lengths:
         n = max(2, 200 // length)
@@ -1392,10 +1439,10 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
             source, target = draw_questions(config, draw_hard, length, n)
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
-        if set(seen) - number.keys():
+        if set(seen) - index_of.keys():
             return math.inf
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
-        expected = logits[[number[window] for window in seen]]
+        expected = logits[[index_of[window] for window in seen]]
         difference = (found - expected).abs().masked_fill(found == expected, 0)  # -inf, too
         drift = max(drift, difference.nan_to_num(math.inf).max().item())
     return drift
@@ -1405,8 +1452,8 @@ def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
     all are right. A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
     the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
-    margin: the least lead - (need - MARGIN) of all rows, at least MARGIN if all leads suffice. The
-    model is left in evaluation mode."""
+    margin: MARGIN plus the least excess of a lead over what it needs. The model is left in
+    evaluation mode."""
     if windows.clash:
         return dict(proved=False, why=f"refuted for any weights: {windows.why}")
     if windows.why:
@@ -1418,11 +1465,11 @@ def prove(model, windows):
         lead = logits.gather(2, want).squeeze(2) - logits.scatter(2, want, -math.inf).amax(2)
         largest = logits.abs().masked_fill(logits.isneginf(), 0).amax(2)
         need = (largest / 1000).clamp(min=MARGIN)
-        least = (lead - (need - MARGIN)).nan_to_num(-1e9).amin(1)  # (B,)
-        margin, why = min(margin, least.min().item()), ""
+        excess = (lead - need).nan_to_num(-1e9).amin(1)  # (B,)
+        margin, why = min(margin, MARGIN + excess.min().item()), ""
         found.append(logits[:, row])
         if margin < MARGIN:
-            why = f"{decode(source[least.argmin()])} is wrong or in doubt"
+            why = f"{decode(source[excess.argmin()])} is wrong or in doubt"
             break
     if not why:
         try:
@@ -1439,11 +1486,11 @@ def prove(model, windows):
     return dict(proved=not why, why=why, windows=len(windows.seen), margin=margin, drift=drift)
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# Of other sections, this one uses `right_tokens` and `make_bias` (3); `train`, which returns the
-# last proof, `numbers_data`, and `run.keep`, which saves into `run.parts` (4); `enumerate_windows`,
-# which lists what rows see under a bias (`clash`: two questions that clash; `why`: the reason if no
-# proof is possible), `collect_windows`, the same for given questions, `obstacles` to a proof, and
-# `prove` (6); and `config.replace` (10).
+# Of other sections, this one uses `make_bias`, which turns lines into a bias (3); `train`, which
+# returns the last proof, `numbers_data`, and `run.keep`, which saves into `run.parts` (4);
+# `enumerate_windows`, which lists what rows see under a bias (`clash`: two questions that clash;
+# `why`: the reason if there can be no proof), `collect_windows`, the same for given questions, and
+# `obstacles` to a proof (6); and `config.replace` (10).
 
 # Tried in this order: the lower kappa is, the more lines are open. At kappa = 0, they are those
 # above the mean; if one line is far stronger than the others, all others are below the mean.
@@ -1471,15 +1518,12 @@ def share_heads(config, lines):
     several numbers are moved to one head, which cannot tell these numbers apart. They stay there if
     no windows clash: if the order of the numbers does not matter, as in a + b + c."""
     windows = enumerate_windows(config, make_bias(config, lines))
-    if windows.clash or not windows.why:
-        return lines, windows
-    shared = deal_lines(lines, config.n_head, merge=True)
-    fewer = enumerate_windows(config, make_bias(config, shared))
-    if fewer.why:
-        if fewer.clash:
-            windows = windows._replace(why=f"{windows.why}; {fewer.why}")
-        return lines, windows
-    return shared, fewer
+    if windows.why and not windows.clash:  # too many to list
+        shared = deal_lines(lines, config.n_head, merge=True)
+        fewer = enumerate_windows(config, make_bias(config, shared))
+        if not fewer.why:
+            return shared, fewer
+    return lines, windows
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Two rows *clash* if they see the same but must
@@ -1494,26 +1538,27 @@ def choose_lines(config, attention):
     with seeded(config.seed, "pool"):
         pool = [draw_questions(config, draw, length, 300)
                 for draw in (draw_exact, draw_hard) for length in (6, 8)]
-    def clashes(lines):
+    def clash_in_pool(lines):
+        """-> the clash, in words; empty if there is none."""
         every_row = ((s, t, range(t.shape[1] - 1)) for s, t in pool)
         return collect_windows(config, make_bias(config, lines), every_row).why
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
         strongest_first = sorted(opened, key=lambda line: -line.z)
         paths = dict.fromkeys(line.path for line in strongest_first)
-        while not clashes(opened):  # again after a clash has joined the pool
+        while not clash_in_pool(opened):  # again after a clash has joined the pool
             lines = opened
             # The weakest is dropped first, from all heads at once. The main diagonal of
             # self-attention stays: it adds nothing to a window, but speeds up training.
             for path in reversed(paths):
                 fewer = [line for line in lines if line.path != path]
-                if path != ("self", 1, 0, 0) and not clashes(fewer):
+                if path != ("self", 1, 0, 0) and not clash_in_pool(fewer):
                     lines = fewer
             lines, windows = share_heads(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
-    raise RunFailed(f"no lines determine the answer: {clashes(opened)}")
+    raise RunFailed(f"no lines determine the answer: {clash_in_pool(opened)}")
 
 def new_model(run, name, config, lines=()):
     """-> a model on the run's device, initialized from the seed and `name`; a calibrated method
@@ -1545,11 +1590,6 @@ def learn_abc(run):
         kappa, lines, windows = choose_lines(config, parts["attention"])
         run.keep(lines=dict(kappa=kappa, lines=[line._asdict() for line in lines]))
     for attempt in 1, 2:
-        if attempt == 2:  # a head that mixes two lines hardly shows which digit is which
-            dealt = deal_lines(lines, config.n_head)
-            dealt_windows = enumerate_windows(config, make_bias(config, dealt))
-            if not dealt_windows.why:
-                lines, windows = dealt, dealt_windows
         # 4. Retraining starts from the vanilla weights, with queries and keys set to zero, so that
         # the bias alone determines attention. They stay zero, as the gradient of each has the other
         # as a factor. A second attempt, and all under other rules, start from random weights.
@@ -1565,6 +1605,11 @@ def learn_abc(run):
         proof = train(run, model, name, data, windows)
         if proof["proved"] or windows.why:
             break
+        if attempt == 1:  # a head that mixes two lines hardly shows which digit is which
+            dealt = deal_lines(lines, config.n_head)
+            dealt_windows = enumerate_windows(config, make_bias(config, dealt))
+            if not dealt_windows.why:
+                lines, windows = dealt, dealt_windows
     parts["model"] = parts.pop(name)  # the last attempt
     return proof | dict(kappa=kappa, lines=[line._asdict() for line in lines], attempt=attempt)
 
@@ -1576,49 +1621,6 @@ def learn_method(run):
     if not proof["proved"] and isinstance(model.bias, nn.Module):  # the bias may have been learned
         proof = prove(model, enumerate_windows(config, model.bias_of))
     return proof
-
-def draw_tests(config, length):
-    """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
-    n = config.samples
-    if length > 100:
-        n = min(n, 200)  # long questions are slow
-    tests = dict(random=draw_questions(config, draw_exact, length, n))
-    if length == max([x for x in config.lengths if x <= 60], default=0):
-        with seeded(config.seed, "hard", length):
-            tests["hard"] = draw_questions(config, draw_hard, length, n)
-    return tests
-
-def evaluate(model, config):
-    """Test at config.lengths -> {"rows", "seconds"}. A row has the number of exact answers,
-    "correct" of "n", and the accuracy of each digit, "places"."""
-    rows, start = [], time.perf_counter()
-    for length in config.lengths:
-        with seeded(config.seed, "test", length):
-            tests = config.kind.draw_tests(config, length)
-        for name, (source, target) in tests.items():
-            right = right_tokens(model, source, target)
-            digit = target[:, 1:] < VOCAB.index("+")
-            places = ((right & digit).sum(0) / digit.sum(0))[digit.any(0)]
-            rows.append(dict(digits=length, set=name, correct=right.all(1).sum().item(),
-                             n=len(right), places=[round(x, 4) for x in places.tolist()]))
-    return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
-
-def ask(model, config, question):
-    """A question, "123+748" or "123 + 748" -> "871"; a list -> a list. Raises: BadInput if one is
-    not the task's."""
-    if not isinstance(question, str):
-        return [ask(model, config, each) for each in question]
-    operands = [text.strip() for text in question.split(config.spec.sign or None)]
-    source, target = example(config.task, *operands, width=config.widths[0], align=config.align)
-    text = decode(generate(model, encode(source)[None], len(target) - 1)[0])[1:]
-    digits, end, _ = text.partition(END)
-    if not end or not set(digits) <= set(VOCAB[:VOCAB.index("+")]) or not digits:
-        return f"no number; the model wrote {text!r}"
-    if not config.spec.msd_first:
-        digits = digits[::-1]
-    if config.spec.headroom:
-        return digits.lstrip("0") or "0"
-    return digits[-max(map(len, operands)):]  # one digit for each digit of the question
 
 # 8. Consecutive pairs: one attention head ---------------------------------------------------------
 # Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
