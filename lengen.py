@@ -229,7 +229,7 @@ def arrange(spec, columns, align=False):
         digit, carry = spec.step(carry, digits)
         if (digit < 0).any():
             valid = valid & (digit != -1)
-            # What would follow a column without an answer does not count.
+            # After a column without an answer, the rest is computed, but dropped below.
             digit, carry = digit.where(valid, 0), carry.where(valid, spec.first)
         answer.append(digit)
     answer = torch.stack(answer, 1)
@@ -689,11 +689,13 @@ def take_step(model, optimizer, source, target):
     """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1,
     in the paper preset, too."""
     model.train()
-    model.zero_grad()
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = None
     logits = model(source, target[:, :-1]).flatten(0, 1).float()
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
-    clip_grad_norm_(model.parameters(), 1.0)
+    clip_grad_norm_(weights, 1.0)
     optimizer.step()
     return loss.detach()
 
@@ -797,8 +799,8 @@ def numbers_data(config, numbers, steps, first_training):
     schedule of the rate."""
     spec, (training, held_out) = config.spec, numbers
     def batch(step, B=config.batch, pool=training):
-        """-> up to B questions of one training width, in the last step uniform in the pool."""
-        power = 6 - 5 * step / steps if first_training else 1.0  # falls from 6 to 1
+        """-> up to B questions of one training width."""
+        power = 6 - 5 * step / steps if first_training else 1.0  # falls to 1: uniform draws
         def draw(base, length, n):
             share = torch.rand(n, dtype=torch.float32) ** power
             pick = (len(pool) * share).long()  # pools are sorted: small numbers come first
@@ -1126,12 +1128,16 @@ def calibrate(config, attention, **changes):
 #
 # N = 5 places have a row that sees what all rows far from both ends see, in longer numbers, too. In
 # general, N = settled + reach + settled + headroom, where `settled` is the greater of the numbers
-# of places before and after the span. A row nearer to an end sees what the row at its distance from
-# this end sees in N places. So the widths from the least training width to N show all windows; if
-# that width exceeds N, as 7 does for addition, it alone does. If carries or positions repeat after
-# p places, what a row sees also depends on its number and on the width modulo p: a row in the
-# middle needs p - 1 more places, and p successive widths are read. In tasks from the most
-# significant digit on, headroom zeros come first, and all final carries are valid.
+# of places before and after the span.
+#
+# - A row nearer to an end sees what the row at its distance from this end sees in N places. So the
+#   widths from the least training width to N show all windows. If that width exceeds N, as 7 does
+#   for addition, it alone shows them.
+# - If carries or positions repeat after p places, what a row sees also depends on its number and
+#   on the width, both modulo p. A row in the middle needs p - 1 more places, and p successive
+#   widths are read.
+# - In tasks from the most significant digit on, headroom zeros come first, and all final carries
+#   are valid.
 #
 # All this assumes exact arithmetic, and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead all others by MARGIN,
@@ -1298,11 +1304,11 @@ def questions_of_row(spec, table, width, looks, tokens):
     """-> digits (B, W, n) of questions, some invalid, that show all windows of a row, given its
     `looks_of`. Raises: RunFailed.
 
-    Questions grow from place 0 on. If two look the same to the row so far and hand on the same
-    carry, whatever follows shows the same windows, so one of them is kept. In 129 + 748, a row that
-    sees place 1, where it writes, and the one before has seen 9, 8 and the token 7, then 2, 4 and
-    the token 7, and nothing of place 2: there, (0, 0) stands for all digits that hand on the carry
-    0, and (1, 9) for all that hand on 1."""
+    This is dynamic programming: questions grow from place 0 on. If two look the same to the row so
+    far and hand on the same carry, whatever follows shows the same windows, so one of them is kept.
+    Of 129 + 748, a row that writes at place 1 and also sees place 0 has seen 9, 8 and the token 7,
+    then 2, 4 and the token 7, and nothing of place 2: there, (0, 0) stands for all digits that hand
+    on the carry 0, and (1, 9) for all that hand on 1."""
     n_number = spec.operands.count("number")
     partial = {((), spec.first): ()}  # (what the row has seen, carry) -> digits of all places
     for place in range(width):
@@ -1405,9 +1411,8 @@ def short_questions(config, bias):
         period = math.lcm(config.scheme.period or 1, repeat)
         N = settled + reach + settled + spec.headroom
         # The least training width is 7 for addition; for parity it is 20, far beyond N = 3.
-        first = config.widths[0]
-        last = max(first, N + period - 1) + period - 1
-        for width in range(first, last + 1):
+        least, needed = config.widths[0], N + period - 1
+        for width in range(least, max(least, needed) + period):
             if width not in rows_of:
                 rows_of[width] = rows_seen(config, bias, width)
             for row, opened in enumerate(rows_of[width]):
