@@ -127,6 +127,7 @@ def encode(text):
     return torch.tensor(list(map(VOCAB.index, text))).long()
 
 def decode(tokens):
+    """Tokens (T,) -> their symbols, a string."""
     return "".join(VOCAB[token] for token in tokens)
 
 class Task(NamedTuple):
@@ -991,10 +992,11 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     """For a model of your own, without a proof: attention (H, m, n), averaged over examples but not
     heads (as by nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N) of its
-    extended lines. In self-attention, add `causal_bias(M)`. blocks: the size of each block of
-    columns as (size in n, size in N), by default one. Lines are found as in cross-attention by
-    RULES[rules], for "ours" in all directions; `changes` replace arguments of `find_lines`. Source:
-    v1, Sec. 5, step 2; v2, App. D, step 2. Raises: ValueError."""
+    extended lines. A row on none of them sees column 0, by other rules all. In self-attention, add
+    `causal_bias(M)`. blocks: the size of each block of columns as (size in n, size in N), by
+    default one. Lines are found as in cross-attention by RULES[rules], for "ours" in all
+    directions; `changes` replace arguments of `find_lines`. Source: v1, Sec. 5, step 2; v2, App. D,
+    step 2. Raises: ValueError."""
     if attention.dim() != 3 or not (attention.is_floating_point() and attention.isfinite().all()):
         raise ValueError("attention is (H, m, n), of finite floats. "
                          f"Got {attention.dtype}, {attention.shape}.")
