@@ -1130,7 +1130,8 @@ def calibrate(config, attention, **changes):
 #
 # N = 5 places have a row that sees what all rows far from both ends see, in longer numbers, too. In
 # general, N = settled + reach + settled + headroom, where `settled` is the greater of the numbers
-# of places before and after the span.
+# of places before and after the span. (If more rows at an end differ from those in the middle than
+# the span explains, as a bias of one's own may have it, `reach` has room for them, too.)
 #
 # - A row nearer to an end sees what the row at its distance from this end sees in N places. So the
 #   widths from the least training width to N show all windows. If that width exceeds N, as 7 does
@@ -1141,11 +1142,12 @@ def calibrate(config, attention, **changes):
 # - In tasks from the most significant digit on, headroom zeros come first, and all final carries
 #   are valid.
 #
-# All this assumes exact arithmetic, and numbers padded with zeros to the training width or more. In
-# floating point, rounding depends on the width. So the right token must lead all others by MARGIN,
-# and by a thousandth of the largest logit. And in drawn questions of up to 1,000 digits, each row
-# must show a listed window, with logits that differ by less than MARGIN / 10 from those of the
-# short question that shows it. (Weights of attention count as equal if they are to 9 decimals.)
+# All this assumes exact arithmetic, numbers padded with zeros to the training width or more, and a
+# bias of one's own that goes on as it does up to 48 places. In floating point, rounding depends on
+# the width. So the right token must lead all others by MARGIN, and by a thousandth of the largest
+# logit. And in drawn questions of up to 1,000 digits, each row must show a listed window, with
+# logits that differ by less than MARGIN / 10 from those of the short question that shows it.
+# (Weights of attention count as equal if they are to 9 decimals.)
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_PARTIAL = 2 ** 24  # limit on the number of partial questions that one place can lead to
@@ -1376,11 +1378,12 @@ def rows_seen(config, bias, width):
     return rows
 
 def reach_of(config, bias):
-    """-> how many places there are from the first to the last that a bias shows to a row, together
-    with those of the tokens of the answer that it sees or writes. All widths from the least
-    training width to 48 are read, of CalibratedBias two. Raises: RunFailed if rows that are at
-    least `reach` places from both ends do not all see the same, or if rows at the same distance
-    from an end do not. Longer widths are left to `measure_drift`."""
+    """-> `reach`: how many places, before a row and from it on, decide what it sees. Before it they
+    go down to the first place that a bias shows to any row, or are as many as the rows at the start
+    that differ from those in the middle, if these are more; from it on, likewise at the end. The
+    tokens that a row sees or writes, of its place and the one before, count, too. All widths from
+    the least training width to 48 are read, of CalibratedBias two. Raises: RunFailed if rows in the
+    middle do not all see the same, at all these widths, or rows at one distance from an end."""
     near, widths = 20, {config.widths[0], *range(config.widths[0], 49), 41, 48}
     if type(bias) is CalibratedBias:
         near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
@@ -1389,17 +1392,21 @@ def reach_of(config, bias):
     places, longest = {-1, 0}, rows_of[max(widths)]
     for opened in itertools.chain(*rows_of.values()):
         places |= {place for _, operand, place, _, _ in opened if operand >= 0}
-    reach = max(places) - min(places) + 1
-    fixed = reach <= near
+    middle, before, after = longest[len(longest) // 2], -min(places), 1 + max(places)
+    for row, opened in enumerate(longest):
+        if opened != middle and row < len(longest) // 2:
+            before = max(before, row + 1)
+        elif opened != middle:
+            after = max(after, len(longest) - row)
+    fixed = max(before, after) <= near
     for width, rows in rows_of.items():
-        if width > 2 * reach:  # so that rows near one end do not see the other
-            half = width // 2
-            fixed &= rows[:half] == longest[:half] and rows[-half:] == longest[-half:]
-            fixed &= all(row == longest[len(longest) // 2] for row in rows[reach:-reach])
+        if width >= before + after:  # shorter ones are read in full
+            fixed &= rows[:before] == longest[:before] and rows[-after:] == longest[-after:]
+            fixed &= all(row == middle for row in rows[before:-after])
     if not fixed:
         raise RunFailed("no proof: keys are open at no fixed distance from the row, or farther "
                         f"than {near} places")
-    return reach
+    return before + after
 
 def short_questions(config, bias):
     """Yield questions that show all windows, as `collect_windows` reads them, row by row. Raises:
@@ -1434,7 +1441,8 @@ def enumerate_windows(config, bias):
 def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
     """Given the logits (n, V) of windows -> the largest difference from those of rows that show the
     same windows by the model's own bias, in drawn questions of these lengths; inf if a row shows
-    another window or a logit is not a number. Raises: BadInput if no question can be drawn."""
+    another window or must write another token than its window, or a logit is not a number. Raises:
+    BadInput if no question can be drawn."""
     config, drift = windows.config, 0.0
     spec, index_of = config.spec, {window: n for n, window in enumerate(windows.seen)}
     bias = getattr(model, "bias_of", windows.bias)
@@ -1446,7 +1454,8 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
             source, target = draw_questions(config, draw_hard, length, n)
         views = views_of_rows(config, bias, source, target, range(target.shape[1] - 1))
         seen = [view.tobytes() for view in views.flatten(0, 1).numpy()]
-        if set(seen) - index_of.keys():
+        known = [windows.seen.get(window, [None])[0] for window in seen]
+        if known != target[:, 1:].flatten().tolist():
             return math.inf
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         expected = logits[[index_of[window] for window in seen]]
@@ -1459,8 +1468,12 @@ def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
     all are right. A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
     the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
-    margin: MARGIN plus the least excess of a lead over what it needs. The model is left in
-    evaluation mode."""
+    margin: MARGIN plus the least excess of a lead over what it needs. If the bias has parameters,
+    which training may have changed, windows are listed anew. The model is left in evaluation
+    mode."""
+    bias = getattr(model, "bias", windows.bias)
+    if isinstance(bias, nn.Module) and any(True for _ in bias.parameters()):
+        windows = enumerate_windows(windows.config, getattr(model, "bias_of", windows.bias))
     if windows.clash:
         return dict(proved=False, why=f"refuted for any weights: {windows.why}")
     if windows.why:
@@ -1624,10 +1637,7 @@ def learn_method(run):
     """Train by a method other than ABC, stopping early if the model can be proved -> proof."""
     config, model = run.config, new_model(run, "model", run.config)
     data = numbers_data(config, split_numbers(config.seed), config.steps, first_training=True)
-    proof = train(run, model, "model", data, enumerate_windows(config, model.bias_of))
-    if not proof["proved"] and isinstance(model.bias, nn.Module):  # the bias may have been learned
-        proof = prove(model, enumerate_windows(config, model.bias_of))
-    return proof
+    return train(run, model, "model", data, enumerate_windows(config, model.bias_of))
 
 # 8. Consecutive pairs: one attention head ---------------------------------------------------------
 # Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without

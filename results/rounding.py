@@ -19,7 +19,7 @@ the bias alone, of LEAST_SHARE or more. Assumed is:
   algorithms of his Sec. 1.9, two passes, updates, or the mean of squares less the squared mean. Of
   the 4C + 40, norms need no more than C + 10 for the mean, and 30 to subtract it and to scale.
 - Weights, biases and positions are the float32 numbers that this machine computes. An open key has
-  no larger bias, at any width, than its window's question has; `places_seen` checks many widths.
+  no larger bias, at any width, than its window's question has; `reach_of` checks many widths.
 
 A closed key has a finite score and value, and the weight exp(-inf) = 0. It adds exact zeros, so
 only open keys count, of which there are at most MOST_OPEN. Rows with one window give the same share
