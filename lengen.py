@@ -184,7 +184,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width, in which LIMIT * 2^headroom and all answers of TASKS fit."""
+        """The least training width: n < LIMIT * 2^headroom and all answers of TASKS fit in it."""
         width = 1
         while self.base ** width < LIMIT * 2 ** self.headroom:
             width += 1
@@ -274,8 +274,8 @@ def draw_exact(base, length, B):
     return digits
 
 def draw_hard(base, length, B):
-    """-> (B, length): B numbers of zeros or of highest digits, a random share of them replaced by
-    random digits. They are hard: carries run far, and operands are short or nearly equal."""
+    """-> (B, length): B numbers of zeros or of highest digits; in each, a random share of the
+    digits is redrawn. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (B, 1)) * (base - 1)
     other = torch.rand(B, length, dtype=torch.float32) < torch.rand(B, 1, dtype=torch.float32)
     return torch.where(other, torch.randint(base, (B, length)), usual)
@@ -318,8 +318,8 @@ def masked_softmax(scores, bias):
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
 class MultiHeadAttention(nn.Module):
-    """weights = softmax(q k^T / sqrt(D) + bias), output = weights v. If set, `scores` of q and k
-    (B, H, T or S, D) replace q k^T. Source: Vaswani et al. 2017, Sec. 3.2; v2, App. C.4."""
+    """weights = softmax(q k^T / sqrt(D) + bias), output = weights v. If set, scores(q, k) replaces
+    q k^T of q (B, H, T, D), k (B, H, S, D). Source: Vaswani et al. 2017, Sec. 3.2; v2, App. C.4."""
     def __init__(self, d_model, n_head, dropout=0.0, d_head=None):
         super().__init__()
         self.scores, self.n_head = None, n_head
@@ -366,9 +366,9 @@ def rope(x, positions=None):
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], 4).flatten(3)
 
 def relative_scores(q, table, k=None, S=None):
-    """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled (B, H, T, S): q_i . a_ij, plus
-    k_j . a_ij if k is given, where a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of k
-    or T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and
+    """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled scores (B, H, T, S): q_i . a_ij
+    plus, if k is given, k_j . a_ij; a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of
+    k, or else T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and
     queries), as in HuggingFace's models; Jelassi cites Huang et al. 2018."""
     S = S or (q if k is None else k).shape[2]
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
@@ -420,7 +420,7 @@ class Method(NamedTuple):
     position: Callable = None  # config; side, index -> (T, C), added to the embeddings
     bias: Callable = None  # config; layer, attention, T, S -> (1 or H, T, S), or None for none
     scores: Callable = None  # config, attention; q, k -> (B, H, T, S), used instead of q k^T
-    n_width: int = 1  # number of training widths; trained at one, a model learns where answers end
+    n_width: int = 1  # number of training widths; a model trained at one ends all answers there
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = None  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
@@ -429,7 +429,7 @@ class Method(NamedTuple):
     period: int = 0  # number of rows after which positions repeat; 0: never
 
 def bind(part, *given):
-    """Give a part of a method, a class, a function or None, its first arguments."""
+    """Bind the first arguments of a method's part: a class, a function or None."""
     if isinstance(part, type):
         return part(*given)
     return part and functools.partial(part, *given)
@@ -567,8 +567,8 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> the method's bias (1 or H, T, S), causal in self-attention, or None. Of lines by our
-        rules, which open no later key, and for long numbers, it is an iterator of pieces."""
+        """-> the method's bias (1 or H, T, S), causal in self-attention, or None. In evaluation, if
+        numbers are long and lines (by our rules) open no later key, it is an iterator of pieces."""
         with self.head.weight.device:
             long = T > 100 and not self.training  # pieces of fewer rows are slower than the whole
             if long and attention != "encoder" and hasattr(self.bias, "in_pieces") and (
@@ -582,7 +582,7 @@ class Transformer(nn.Module):
             return causal_bias(T) + bias
 
     def forward(self, source, target):
-        """source (B, S), target (B, T) -> logits (B, T, V). An encoder uses only the length T."""
+        """source (B, S), target (B, T) -> logits (B, T, V). With no decoder, target only sets T."""
         memory, S, T = self.embed(source, "source"), source.shape[1], target.shape[1]
         for n, layer in enumerate(self.encoder):
             memory = layer(memory, self.bias_of(n, "encoder", S, S))
@@ -702,9 +702,9 @@ def take_step(model, optimizer, source, target):
 
 def graphed_step(model, optimizer, *batch):
     """`take_step`; on CUDA, as a graph, since hundreds of kernel launches take about 9 ms and a
-    replay takes 1 ms. Of each shape, the first batch takes an ordinary step, to warm up. The second
-    captures a step, which does not execute it, and replays it, as do all later ones. A replay reads
-    the graph's inputs and overwrites the loss that the last one returned."""
+    replay takes 1 ms. Of each shape, the first batch takes an ordinary step, to warm up. For the
+    second, a step is captured, but not executed; it is replayed for this and later ones. A replay
+    reads the graph's inputs and overwrites the loss that the last one returned."""
     graphs, shape = optimizer.graphs, batch[0].shape  # which determines the target's
     if not optimizer.share.is_cuda or shape not in graphs:
         graphs[shape] = None  # warmed up
@@ -878,8 +878,8 @@ def ask(model, config, question):
 # the most significant digit on, so a line of cross-attention shows a place at a fixed distance from
 # the row if it runs as the places do: an anti-diagonal (1, -1) in tasks from the last digit on, a
 # diagonal in those from the first. A line that runs the other way shows a place that depends on the
-# width, which means nothing at other widths. So these are the directions of the rules "ours" (see
-# RULES), those of this file; the other rules are those of the sources.
+# width, so it means nothing at other widths. The rules of this file, "ours" (see RULES), use the
+# directions named here except this one; the other rules are those of the sources.
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -957,7 +957,7 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
             d = torch.stack(list(means.values()))
             sigma, mu = torch.std_mean(d, correction=0)
             unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
-            # Lines of equal mean differ by rounding, so one must exceed the mean by a little more.
+            # Lines of equal mean differ by rounding, so a little is added to the threshold.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
                 if x > threshold and (direction or offset == 0 or len(blocks) == 1):
@@ -992,9 +992,9 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", blocks=None, **changes):
     """For a model of your own, without a proof: attention (H, m, n), averaged over examples but not
     heads (as by nn.MultiheadAttention with average_attn_weights=False) -> bias (H, M, N) of its
-    extended lines. A row on none of them sees column 0, by other rules all. In self-attention, add
-    `causal_bias(M)`. blocks: the size of each block of columns as (size in n, size in N), by
-    default one. Lines are found as in cross-attention by RULES[rules], for "ours" in all
+    extended lines. A row on none of them sees column 0 or, by other rules, all. In self-attention,
+    add `causal_bias(M)`. blocks: the size of each block of columns as (size in n, size in N), by
+    default one block. Lines are found as in cross-attention by RULES[rules], for "ours" in all
     directions; `changes` replace arguments of `find_lines`. Source: v1, Sec. 5, step 2; v2, App. D,
     step 2. Raises: ValueError."""
     if attention.dim() != 3 or not (attention.is_floating_point() and attention.isfinite().all()):
@@ -1049,8 +1049,8 @@ class CalibratedBias(nn.Module):
         return bias_of_lines(lines, self.config.n_head, blocks, self.config.rules, rows, keys)
 
     def in_pieces(self, layer, attention, T, S):
-        """By our rules: yield rows, the keys on their lines and key 0, the bias between them, in
-        pieces of the fastest size."""
+        """By our rules, yield pieces of the fastest size: rows, keys (those on lines, and key 0),
+        and the bias between them."""
         lines = [line for line in self.lines if (line.attention, line.layer) == (attention, layer)]
         blocks, all_rows = blocks_of(self.config, attention, S), torch.arange(T)
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):
@@ -1116,12 +1116,12 @@ def calibrate(config, attention, **changes):
 # sees 2 after a 0 must write 3 in `$0129&` and 2 in `$0205&`, 205 + 1 = 206: these questions
 # *clash*, as no weights can tell them apart.
 #
-# Windows are finitely many. If the model is right on all of them, it is right at every length, by
-# induction: if the tokens before row t are right, the row sees one of them, so it is right, too.
+# There are finitely many windows. If the model is right on all, it is right at every length, by
+# induction: if the tokens before row t are right, the row sees one of the windows, so it is right.
 #
 # Which numbers show all windows? Places are counted in the order of the task, and a row sees places
 # within a span of `reach` places. The places before the span act only through the carry that they
-# hand on; those after it must only end in a valid carry. In addition, the carry into place 0 is 0,
+# hand on; those after it must only end in a valid carry. For a + b, the carry into place 0 is 0,
 # and the carry into any later place is 0 or 1: after one place, the carries that can arrive are
 # *settled*. Likewise, one place after the span suffices to end, after the zero of headroom, with
 # the carry 0. With lines of offsets 0 and -1, the span has two places, and numbers of
@@ -1136,7 +1136,7 @@ def calibrate(config, attention, **changes):
 # - A row nearer to an end sees what the row at its distance from this end sees in N places. So the
 #   widths from the least training width to N show all windows. If that width exceeds N, as 7 does
 #   for addition, it alone shows them.
-# - If carries or positions repeat after p places, what a row sees also depends on its number and
+# - If carries or positions repeat after p places, what a row sees also depends on its index and
 #   on the width, both modulo p. A row in the middle needs p - 1 more places, and p successive
 #   widths are read.
 # - In tasks from the most significant digit on, headroom zeros come first, and all final carries
@@ -1152,7 +1152,7 @@ def calibrate(config, attention, **changes):
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_PARTIAL = 2 ** 24  # limit on the number of partial questions that one place can lead to
 MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
-# The least weight that a bias may give to an open key: shares are compared to 9 decimals, and the
+# The least share that a bias may give to an open key: shares are rounded to 9 decimals, and the
 # scores of queries and keys may enlarge differences that this rounding hides.
 LEAST_SHARE = 1e-6
 
@@ -1237,7 +1237,7 @@ def collect_windows(config, bias, questions):
     return Windows(config, bias, seen, kept)
 
 def follow_carries(spec, singles):
-    """All carries that a place can hand on, given the single digits, the same at every place ->
+    """All carries that can enter a place, given the single digits, the same at every place ->
     {carry: [(digits of all operands, token, next carry), ...]}, with the columns of digits that
     have an answer. For n + 1: {1: [((0,), 1, 0), ..., ((9,), 0, 1)], 0: [((0,), 0, 0), ...]}.
     Raises: RunFailed."""
@@ -1263,7 +1263,7 @@ def places_to_settle(spec, table):
             steps.add((carry, after))
             if not any(column[:n_number]):
                 zero_steps.add((carry, after))
-    # The carries that arrive at place n, and that can end n places before the end or the headroom.
+    # Carries that can arrive after n places, and that can end validly in n (headroom not counted).
     arrive, can_end = {spec.first}, set(table)
     if spec.headroom and not spec.msd_first:
         can_end = {0} & can_end
@@ -1382,8 +1382,8 @@ def reach_of(config, bias):
     go down to the first place that a bias shows to any row, or are as many as the rows at the start
     that differ from those in the middle, if these are more; from it on, likewise at the end. The
     tokens that a row sees or writes, of its place and the one before, count, too. All widths from
-    the least training width to 48 are read, of CalibratedBias two. Raises: RunFailed if rows in the
-    middle do not all see the same, at all these widths, or rows at one distance from an end."""
+    the least training width to 48 are read, for CalibratedBias two. Raises: RunFailed unless, over
+    these widths, all rows in the middle, and all rows at one distance from an end, see the same."""
     near, widths = 20, {config.widths[0], *range(config.widths[0], 49), 41, 48}
     if type(bias) is CalibratedBias:
         near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
@@ -1419,7 +1419,7 @@ def short_questions(config, bias):
         settled, repeat = places_to_settle(spec, table)
         period = math.lcm(config.scheme.period or 1, repeat)
         N = settled + reach + settled + spec.headroom
-        # The least training width is 7 for addition; for parity it is 20, far beyond N = 3.
+        # The least training width is 7 for addition; for parity it is 20, far beyond N = 4.
         least, needed = config.widths[0], N + period - 1
         for width in range(least, max(least, needed) + period):
             if width not in rows_of:
@@ -1465,8 +1465,8 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift", None unless
-    all are right. A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
+    """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift" (None if one
+    fails). A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
     the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
     margin: MARGIN plus the least excess of a lead over what it needs. If the bias has parameters,
     which training may have changed, windows are listed anew. The model is left in evaluation
@@ -1640,8 +1640,8 @@ def learn_method(run):
     return train(run, model, "model", data, enumerate_windows(config, model.bias_of))
 
 # 8. Consecutive pairs: one attention head ---------------------------------------------------------
-# Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. One layer without
-# feed-forward; where the source is silent, uniform draws and no positions, norm or residual.
+# Source: Pairs. The label of n in 0 .. V - 1 is 1 if n - 1 or n + 1 also occurs. The one layer has
+# no feed-forward part and, by our choice, no positions, norm or residual; draws are uniform.
 
 PAIRS_TASKS = {"consecutive": Task("is a neighbor there?", None, steps=6000, batch=300, lr=1e-3)}
 
@@ -1974,10 +1974,10 @@ def build(run):
 def example_of(config):
     """-> source, target: questions of a task and their answers; for an encoder-decoder, also what
     `Task.step` returns for every carry and column of digits, if there are at most 1,000 carries,
-    and how the task starts. A stored run is used only if all are the same: its task was not
+    and four fields of the task. A stored run is used only if all are the same: its task was not
     changed."""
     with seeded("example"):
-        length = min(4, vars(config).get("width") or 4)  # an encoder has no longer numbers
+        length = min(4, vars(config).get("width") or 4)  # an encoder's numbers fit its width
         found = list(config.kind.draw_tests(config.replace(samples=50), length)["random"])
     if config.model == "seq2seq":
         spec, moves = config.spec, []
