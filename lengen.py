@@ -31,10 +31,10 @@ the papers' stages (`learn_abc`, section 7), it becomes exact at every length:
    short numbers. A model that is right on each of them is right on numbers of any length.
 
 The way to the idea is this preamble and sections 1, 2, 5 and 7. Section 6 is the proof, 3 and 4
-are the model and its training, and 8 to 10 are consecutive pairs, encoders, and options with the
-command line. All use `config`: the options of a run as attributes (config.lr)
-and what follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and KINDS (of
-models), the `widths` of training numbers, and whether to `align` operands.
+are the model, its training and its tests, and 8 to 10 are consecutive pairs, encoders, and options
+with the command line. All use `config`: the options of a run as attributes (config.lr) and what
+follows from them: `spec`, `scheme` and `kind`, entries of TASKS, METHODS and KINDS (of models), the
+`widths` of training numbers, and whether to `align` operands.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
 vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
@@ -97,7 +97,7 @@ def seeded(*names):
     with torch.random.fork_rng(range(gpu_in_use)):  # GPU 0 alone
         RANDOM.seed(repr(names))
         seed = RANDOM.getrandbits(63)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the call stack, too
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
         if gpu_in_use:
             torch.cuda.manual_seed(seed)
         try:
@@ -184,7 +184,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width: n < LIMIT * 2^headroom and all answers of TASKS fit in it."""
+        """The least training width. It fits n < LIMIT * 2^headroom and all answers of TASKS."""
         width = 1
         while self.base ** width < LIMIT * 2 ** self.headroom:
             width += 1
@@ -230,7 +230,7 @@ def arrange(spec, columns, align=False):
         digit, carry = spec.step(carry, digits)
         if (digit < 0).any():
             valid = valid & (digit != -1)
-            # After a column without an answer, the rest is computed, but dropped below.
+            # The question is dropped below; until then, it goes on from the first carry.
             digit, carry = digit.where(valid, 0), carry.where(valid, spec.first)
         answer.append(digit)
     answer = torch.stack(answer, 1)
@@ -318,8 +318,8 @@ def masked_softmax(scores, bias):
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
 class MultiHeadAttention(nn.Module):
-    """weights = softmax(q k^T / sqrt(D) + bias), output = weights v. If set, scores(q, k) replaces
-    q k^T of q (B, H, T, D), k (B, H, S, D). Source: Vaswani et al. 2017, Sec. 3.2; v2, App. C.4."""
+    """weights = softmax(q k^T / sqrt(D) + bias), output = weights v. If set, scores(q, k) of q (B,
+    H, T, D), k (B, H, S, D) replaces q k^T. Source: Vaswani et al. 2017, Sec. 3.2; v2, App. C.4."""
     def __init__(self, d_model, n_head, dropout=0.0, d_head=None):
         super().__init__()
         self.scores, self.n_head = None, n_head
@@ -567,12 +567,12 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> the method's bias (1 or H, T, S), causal in self-attention, or None. In evaluation, if
-        numbers are long and lines (by our rules) open no later key, it is an iterator of pieces."""
+        """-> the method's bias (1 or H, T, S), causal in self-attention, or None. In evaluation,
+        it is an iterator of pieces for long numbers and lines by our rules, which are causal."""
         with self.head.weight.device:
-            long = T > 100 and not self.training  # pieces of fewer rows are slower than the whole
-            if long and attention != "encoder" and hasattr(self.bias, "in_pieces") and (
-                    self.config.rules == "ours"):
+            pieces = hasattr(self.bias, "in_pieces") and self.config.rules == "ours"
+            # Pieces of fewer rows are slower than the whole.
+            if pieces and attention != "encoder" and T > 100 and not self.training:
                 return self.bias.in_pieces(layer, attention, T, S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention != "self":
@@ -615,7 +615,7 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# 4. Training and tests ---------------------------------------------------------------------------
+# 4. Training and tests ----------------------------------------------------------------------------
 
 class Optimizer:
     """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
@@ -801,7 +801,7 @@ def numbers_data(config, numbers, steps, first_training):
     spec, (training, held_out) = config.spec, numbers
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width."""
-        power = 6 - 5 * step / steps if first_training else 1.0  # falls to 1: uniform draws
+        power = 6 - 5 * step / steps if first_training else 1.0  # falls to 1, which is uniform
         def draw(base, length, n):
             share = torch.rand(n, dtype=torch.float32) ** power
             pick = (len(pool) * share).long()  # pools are sorted: small numbers come first
@@ -1378,17 +1378,19 @@ def rows_seen(config, bias, width):
     return rows
 
 def reach_of(config, bias):
-    """-> `reach`: how many places, before a row and from it on, decide what it sees. Before it they
-    go down to the first place that a bias shows to any row, or are as many as the rows at the start
-    that differ from those in the middle, if these are more; from it on, likewise at the end. The
-    tokens that a row sees or writes, of its place and the one before, count, too. All widths from
-    the least training width to 48 are read, for CalibratedBias two. Raises: RunFailed unless, over
-    these widths, all rows in the middle, and all rows at one distance from an end, see the same."""
-    near, widths = 20, {config.widths[0], *range(config.widths[0], 49), 41, 48}
+    """-> `reach`, the number of places that decide what a row sees: `before` it, and `after`, from
+    it on. before is the distance to the first place that a bias shows to any row, or the number of
+    rows at the start that differ from those in the middle, whichever is greater; after likewise, to
+    the last place and at the end. The tokens that a row sees or writes, of its place and the one
+    before, count, too. Widths from the least training width to 48, or eight, are read, for
+    CalibratedBias two. Raises: RunFailed unless, over these widths, all rows in the middle, and all
+    rows at one distance from an end, see the same."""
+    near, least = 20, config.widths[0]
+    widths = range(least, max(49, least + 8))
     if type(bias) is CalibratedBias:
         near = 3 + 2 * max([abs(line.offset) for line in bias.lines], default=0)
         widths = 2 * near + 1, 2 * near + 8
-    rows_of = {width: rows_seen(config, bias, width) for width in sorted(widths)}
+    rows_of = {width: rows_seen(config, bias, width) for width in widths}
     places, longest = {-1, 0}, rows_of[max(widths)]
     for opened in itertools.chain(*rows_of.values()):
         places |= {place for _, operand, place, _, _ in opened if operand >= 0}
@@ -1466,13 +1468,12 @@ def measure_drift(model, windows, logits, lengths=(*range(20, 41), 60, 1000)):
 @torch.no_grad()
 def prove(model, windows):
     """-> {"proved", "why"} and, if windows are known, "windows", "margin" and "drift" (None if one
-    fails). A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of
-    the largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10.
-    margin: MARGIN plus the least excess of a lead over what it needs. If the bias has parameters,
-    which training may have changed, windows are listed anew. The model is left in evaluation
-    mode."""
+    fails). A right token must lead, in logits, by `need`, which is MARGIN or a thousandth of the
+    largest logit of its row, whichever is greater; and the drift must be below MARGIN / 10. margin:
+    MARGIN plus the least excess of a lead over what it needs. If the bias has parameters, which
+    training may have changed, windows are listed anew. The model is left in evaluation mode."""
     bias = getattr(model, "bias", windows.bias)
-    if isinstance(bias, nn.Module) and any(True for _ in bias.parameters()):
+    if isinstance(bias, nn.Module) and list(bias.parameters()):
         windows = enumerate_windows(windows.config, getattr(model, "bias_of", windows.bias))
     if windows.clash:
         return dict(proved=False, why=f"refuted for any weights: {windows.why}")
