@@ -1691,6 +1691,7 @@ class EncoderTask(NamedTuple):
     answer: Callable  # positive integers a, b -> integer or text, longest for the largest a and b
     steps: int
     second_digits: int = None  # maximum number of digits of b; by default the same as for a
+    n_encoder: int = 3  # number of layers, or of passes through one
 
 def add_digits(a, b):
     """15, 27 -> "32", the sum without carries."""
@@ -1701,7 +1702,8 @@ def add_digits(a, b):
     return text
 
 ENCODER_TASKS = {
-    "addition": EncoderTask("a + b", "+", int.__add__, 16_000),  # 12@+39@ -> $51@@, modulo 100 $51
+    # 12@+39@ -> $51@@, modulo 100 $51
+    "addition": EncoderTask("a + b", "+", int.__add__, 8000, n_encoder=6),
     "multiplication": EncoderTask("a * b, b of few digits", "*", int.__mul__, 10_000,
                                   second_digits=1),  # 12@*9@@ -> $108@@@, modulo 100 $08
     "elementwise-addition": EncoderTask("a + b, carries dropped", "+", add_digits, 6000),
@@ -1805,7 +1807,7 @@ training
 --lr             None        1e-5    3e-3     1e-4          None   peak learning rate
 --dropout        0.0         0.3     0.0      0.1           .      dropout probability
 the model
---n-encoder      0           1       3        6             .      encoder layers, or passes
+--n-encoder      0           1       None     6             .      encoder layers, or passes
 --n-layer        1           6       .        .             .      decoder layers
 --n-head         4           8       4        16            .      attention heads
 --d-model        64          128     64       1024          128    width of the model

@@ -1423,7 +1423,7 @@ def test_the_newest_run_answers_as_pythons_integers_do_after_symbols_were_added(
 
 @parametrize("arguments, values", [
     ("--from=x --ask=1", "'steps': 350,"),
-    ("--model=encoder", "'steps': 16000,"),  # of addition, its first task
+    ("--model=encoder", "'steps': 8000,"),  # of addition, its first task
     ("--task=addition --model=universal --preset=paper", "'steps': 2343750,")])
 def test_help_names_options_and_their_values(command, arguments, values):
     """Jelassi, Sec. 2.2, has 15,000 epochs of 5,000 examples, 32 a step."""
