@@ -1517,6 +1517,19 @@ def test_readmes_say_what_the_records_make(monkeypatch, tmp_path):
         assert report.main([]) == 1
     assert report.main(["--write"]) == report.main([]) == 0
 
+def test_verdicts_follow_from_the_seeds(monkeypatch):
+    """A claim of 99% by three seeds; what a smaller model does not show is undecided."""
+    from results import report
+    for rights, verdicts in [((99, 100, 100), ["reproduced", "in part", "in part"]),
+                             ((99, 100, 0), ["in part"] * 3),
+                             ((100, 98, 98), ["not reproduced", "not reproduced", "undecided"])]:
+        rows = [dict(digits=6, set="random", correct=right, n=100) for right in rights]
+        records = [dict(config=dict(task="nx1", seed=seed), tests=dict(rows=[row]))
+                   for seed, row in enumerate(rows)]
+        monkeypatch.setattr(report, "load", Mock(return_value=records))
+        kinds = report.grade, report.grade_failure, report.grade_smaller
+        assert [kind("6>99 of file") for kind in kinds] == verdicts
+
 def test_records_that_differ_in_an_option_are_kept_apart(capsys, monkeypatch):
     from results import pictures, report
     records, pyplot = [], Mock()

@@ -30,7 +30,7 @@ from difflib import unified_diff
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 ROOT = Path(__file__).parent.parent
 
@@ -161,10 +161,15 @@ def grade(text):
             return verdict
     return "not reproduced"
 
-def grade_smaller(text):
-    """The same in a smaller task or model than the source's: at best "in part"."""
+def grade_failure(text):
+    """The same of a failure that a source claims, in a smaller task or model: at best "in part"."""
     verdict = grade(text)
     return "in part" if verdict == "reproduced" else verdict
+
+def grade_smaller(text):
+    """The same of a success or an order: a smaller task or model that lacks it decides nothing."""
+    verdict = grade_failure(text)
+    return "undecided" if verdict == "not reproduced" else verdict
 
 def count_proved(words):
     found = runs(words)
@@ -185,17 +190,18 @@ def numbers(words):
     return found
 
 def places(words):
-    """"1 5 20 words" -> percentages of the digits 1 to 5 of the answers to 20 digits."""
+    """"1 5 20 words" -> percent right of digits 1 to 5 of answers to 20, averaged in each record."""
     first, last, digits, words = words.split(" ", 3)
     shares = []
     for row in test_rows(runs(words)):
         if row["digits"] == int(digits):
-            shares += [100 * share for share in row["places"][int(first) - 1:int(last)]]
+            shares.append(100 * mean(row["places"][int(first) - 1:int(last)]))
     return span(shares)
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "grade": grade, "smaller": grade_smaller,
-    "each": lambda words: span(numbers(words), plain), "places": places,
+    "failure": grade_failure, "places": places,
+    "each": lambda words: span(numbers(words), plain),
     "least": lambda words: plain(min(numbers(words))),
     "most": lambda words: plain(max(numbers(words))),
     "count": lambda words: str(len(runs(words))),

@@ -236,7 +236,8 @@ code, v2 = L.RULES["code"], L.RULES["v2"]
 wider = code | dict(cross=code["cross"] | dict(groups=((-1,), (0,))))
 stricter = dict(self=code["self"] | dict(kappa=code["cross"]["kappa"]))
 L.RULES.update({
-    "code+start": code, "code+vertical": wider, "code+start+vertical": wider,
+    "code+start": code, "code+start+self": code | stricter,
+    "code+vertical": wider, "code+start+vertical": wider,
     "code+vertical+self": wider | stricter, "code+start+vertical+self": wider | stricter,
     "v2-each": {side: rule | dict(groups=L.EACH) for side, rule in v2.items()}})
 
