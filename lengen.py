@@ -1746,7 +1746,8 @@ def draw_integers(config, lengths):
 def encoder_data(config, n_short, n_long, steps):
     """n_short first operands, whose second is drawn at each use, and n_long long questions. The
     curve tests train_digits and the longest prime_lengths (Figs. 3b, 4d). Differs: 100 warm-up
-    steps; draws with replacement; in the fast preset, lengths of short operands are uniform."""
+    steps; draws with replacement; a tenth of the long numbers are shorter, as they are uniform
+    below 10 ** length; in the fast preset, lengths of short operands are uniform."""
     def draw_short(digits):
         if config.preset == "paper":
             return RANDOM.randrange(1, 10 ** digits)

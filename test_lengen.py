@@ -504,6 +504,23 @@ def test_no_row_of_a_long_number_sees_later_tokens(rules):
     found = [model(source, tokens)[:, :100] for tokens in (target, changed)]
     assert_close(found[0], found[1])
 
+def test_lines_of_deep_models_hide_digits(double):
+    """By v2's rules, models of six layers got lines of which no row up to `row` sees two questions
+    apart, whatever the weights, although their answers differ there. Another line would help."""
+    for record in (HERE / "results/records/hidden.jsonl").read_text().splitlines():
+        r = json.loads(record)
+        task, row = r["config"]["task"], r["row"]
+        model = drawn_model(task=task, method="abc", rules="v2", n_layer=6, n_head=8, width=61)
+        texts = [example(task, *numbers, width=61) for numbers in r["questions"]]
+        source, target = [torch.stack(list(map(encode, column))) for column in zip(*texts)]
+        assert (target[0] == target[1]).tolist().index(False) == row + 1
+        column = (source[0] != source[1]).tolist().index(True)
+        for lines in r["lines"], r["lines"] + [[0, 0, column, 0.0]]:
+            model.bias.lines = [Line(head, direction, 0, offset, bias, 0.0, layer, "cross")
+                                for head, direction, offset, bias in lines for layer in range(6)]
+            first, second = model(source, target[:, :-1])[:, :row + 1]
+            assert torch.allclose(first, second) == (len(lines) == len(r["lines"]))
+
 def test_attention_is_averaged_over_right_examples_alone(double):
     model, source = drawn_model(dropout=0.5), drawn_tokens(7, 19)
     target, maps = L.generate(model, source, 9), []
