@@ -512,7 +512,8 @@ def test_lines_of_deep_models_hide_digits(double):
         task, row = r["config"]["task"], r["row"]
         model = drawn_model(task=task, method="abc", rules="v2", n_layer=6, n_head=8, width=61)
         texts = [example(task, *numbers, width=61) for numbers in r["questions"]]
-        source, target = [torch.stack(list(map(encode, column))) for column in zip(*texts)]
+        source = torch.stack([encode(question) for question, _ in texts])
+        target = torch.stack([encode(answer) for _, answer in texts])
         assert (target[0] == target[1]).tolist().index(False) == row + 1
         column = (source[0] != source[1]).tolist().index(True)
         for lines in r["lines"], r["lines"] + [[0, 0, column, 0.0]]:
