@@ -7,6 +7,8 @@ machines are drawn, which read numbers from the most significant digit on. A rec
 whether a window of finitely many places can determine the answers at all, and why a run was
 refused."""
 
+import contextlib
+import io
 import json
 import random
 import sys
@@ -40,7 +42,7 @@ def draw(name, msd_first):
 def has_finite_window(task):
     """Do the digits and tokens of finitely many places determine each token? Not if two carries can
     stay different forever, by columns that write the same tokens, before they make a difference."""
-    table = L.follow_carries(task, ())
+    table, _ = L.follow_places(task, ())
     reached, differ = {}, set()  # of pairs of different carries
     for pair in permutations(table, 2):
         reached[pair] = set()
@@ -55,27 +57,32 @@ def has_finite_window(task):
     return not any(pair in later and later & differ for pair, later in reached.items())
 
 def main(argv):
-    parser = L.Parser(add_help=False)
-    parser.add_argument("--seed", nargs="?", default="0")  # L.main reports a missing one
+    """As of lengen.py, but a run that fails has a record, too, and exit code 0."""
+    parser = L.make_parser()
     parser.add_argument("--msd", action="store_true")
-    given, argv = parser.parse_known_args(argv)
-    seed = (given.seed or "").lstrip("0") or "0"  # --seed 05 is --seed 5
-    name = f"msd machine {seed}" if given.msd else f"machine {seed}"
-    task = draw(name, given.msd)
-    name, make_record, fail = name.replace(" ", "-"), L.make_record, L.fail
-    L.TASKS[name] = task
+    given = vars(parser.parse_args(argv))
+    out, msd, as_json = given.pop("out"), given.pop("msd"), given.pop("json")
+    for name in "from", "ask", "device", "quiet":
+        given.pop(name)
+    seed = int(given.get("seed", 0))
+    name = f"msd machine {seed}" if msd else f"machine {seed}"
+    task = draw(name, msd)
+    given["task"] = name.replace(" ", "-")
+    L.TASKS[given["task"]] = task
     more = dict(about=task.about, finite=has_finite_window(task))
-    L.make_record = lambda run, tests: make_record(run, tests) | more
-
-    def record_failure(error, code):
-        if code != 1:
-            return fail(error, code)
-        config = dict(task=name, seed=int(seed))
-        print(json.dumps(dict(config=config, failed=str(error), **more)))
-        return 0
-
-    L.fail = record_failure
-    return L.main(["--task", name, "--seed", given.seed or "", *argv])
+    try:
+        run = L.make_run(given, out=out)
+        try:
+            with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
+                record = L.execute(run)
+        except L.RunFailed as error:
+            record = dict(config=dict(task=given["task"], seed=seed), failed=str(error))
+    except (L.BadInput, OSError) as error:
+        print(f"machines: {error}", file=sys.stderr)
+        return 2
+    record |= more
+    print(json.dumps(record) if as_json else f"{task.about}: {more}")
+    return 0
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -10,6 +10,7 @@ median seeds in bands from least to most:
     by-OPTION.png    with --by OPTION, such as prime: percent exact by its values, a line a length,
                      and the largest length that is right in 75% of its questions"""
 
+import argparse
 import math
 import sys
 from pathlib import Path
@@ -142,12 +143,12 @@ def draw_run(plt, path, name):
         return {f"bias-{name}": attention, f"lines-{name}": draw_lines(plt, model, config, parts)}
 
 def main(argv=None):
-    parser = L.Parser(prog="pictures", description="Pictures of runs and records.")
+    parser = argparse.ArgumentParser("pictures", description="Pictures of runs and records.")
     parser.add_argument("paths", nargs="+", type=Path, help="folders of runs, files of records")
     parser.add_argument("--out", default="runs/pictures", help="folder of the pictures")
     parser.add_argument("--by", help="option that records are drawn by")
+    options = parser.parse_args(argv)
     try:
-        options = parser.parse_args(argv)
         Path(options.out).mkdir(parents=True, exist_ok=True)
         plt, figures, records = pyplot(), {}, []
         for path in options.paths:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The tables and measured numbers of both READMEs, made from results/records.
+"""The tables and measured numbers of README.md and of the pages here, made from results/records.
 
-python -m results.report                 # compare; exit code 1, and what differs, if a README does
+python -m results.report                 # compare; exit code 1, and what differs, if a page does
 python -m results.report --write         # put tables and lists between their marks
 python -m results.report FILE.jsonl...   # print a table of any records, such as those of run_all.sh
 
@@ -10,7 +10,7 @@ A record is a line of records/LIST.jsonl: one run, with the options that matter 
     {"config": {"task": "nx1", "method": "rope", "seed": 0, "steps": 6000},
      "tests": {"rows": [{"digits": 6, "set": "random", "correct": 1000, "n": 1000}]}}
 
-numbers.txt has what the READMEs say, with a field in braces for each number: a name, which FIELDS
+numbers.txt has what the pages say, with a field in braces for each number: a name, which FIELDS
 gives a function, and that function's argument. The argument mostly ends with the words of `runs`,
 which choose records by the name of the list and by values or options of the config.
 
@@ -18,7 +18,7 @@ which choose records by the name of the list and by values or options of the con
     {6, 10 of methods nx1 rope}            100 | 0
     {grade 6>99 10<20 of methods nx1 rope}   reproduced
 
-To add a table, put its records into a list and its rows into numbers.txt and a README, between the
+To add a table, put its records into a list and its rows into numbers.txt and a page, between the
 same marks, and start this with --write. "Median (least - most)" is over seeds, which are never
 pooled; percentages are rounded down, so that 100 is all."""
 
@@ -162,9 +162,9 @@ def grade(text):
     return "not reproduced"
 
 def grade_failure(text):
-    """The same of a failure that a source claims, in a smaller task or model: at best "in part"."""
+    """The same in a smaller task or model, of a claim that includes a failure."""
     verdict = grade(text)
-    return "in part" if verdict == "reproduced" else verdict
+    return "reproduced, smaller" if verdict == "reproduced" else verdict
 
 def grade_smaller(text):
     """The same of a success or an order: a smaller task or model that lacks it decides nothing."""
@@ -218,11 +218,11 @@ def fill(text):
         return str(len(re.findall(rf"\| ({match[1]}) \|\n", claims)))
 
     text = re.sub(r"\{([^#]+?)\}", value, text)
-    claims = text[text.index("\n# results/"):]  # rows of its tables end with a verdict
+    claims = text[text.index("\n# results/claims"):]  # rows of its tables end with a verdict
     return re.sub(r"\{# (.+?)\}", count, text)
 
 def compare(name, said, write):
-    """Compare a README with what numbers.txt says, or write its tables -> lines that differ."""
+    """Compare a page with what numbers.txt says, or write its tables -> lines that differ."""
     path = ROOT / name
     text = old = path.read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL)

@@ -21,13 +21,19 @@ def seconds_of_step(task, take, device, n=200):
     for step in range(1, n + 3):
         if step == 3:
             start = time.perf_counter()
-        loss = take(model, optimizer, *data.batch(step))
+        share = torch.ones((), device=device)
+        loss = take(model, optimizer, share, *data.batch(step))
     loss.item()  # waits for the GPU
     return (time.perf_counter() - start) / n
 
 if __name__ == "__main__":
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for task in "successor", "addition", "nx1", "parity":
-        for take in (L.take_step, L.graphed_step)[:1 + (device == "cuda")]:
+        steps = dict(eager=L.take_step)
+        if device == "cuda":
+            graphs = {}
+            steps["graph"] = lambda model, optimizer, *batch: L.graphed_step(
+                model, optimizer, graphs, *batch)
+        for name, take in steps.items():
             seconds = seconds_of_step(task, take, device)
-            print(json.dumps(dict(task=task, step=take.__name__, device=device, seconds=seconds)))
+            print(json.dumps(dict(task=task, step=name, device=device, seconds=seconds)))
