@@ -7,7 +7,7 @@
 
 A transformer that has learned sums of 6 digits fails at 10. Attention Bias Calibration (ABC) makes
 it read along lines that continue to any length. Our variant, `learn_abc` in section 7, adds windows
-and a proof to the papers' stages, and becomes exact at every length:
+and a proof to the papers' stages, and can be proved exact at every length:
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
 2. Average its attention over right answers. On the left is a part of head 2, of seed 0, in percent:
@@ -22,17 +22,17 @@ and a proof to the papers' stages, and becomes exact at every length:
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at the one below it
    (33, 29, 24), which helps decide whether a carry arrives. Keep a minimal set of lines that
    determines every answer, and continue them to any length as a bias on the attention scores, on
-   the right. The strongest line of a head and direction gets 0, any other its mean less that of the
-   strongest (in these rows, .287 - .423 = -.136). Keys on no line, as `&`, are closed by -inf (x).
+   the right. The strongest line of a head and direction gets 0, another one its mean minus that of
+   the strongest (in these rows, .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. A model that is right on each of them is right on numbers of any length.
 
 The way to the idea is this preamble and sections 1, 2, 5 and 7. All use `config`: the options of a
 run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
-the entries of TASKS, METHODS and KINDS (of models); `widths` are those to which training pads
-numbers with zeros; `align` says whether operands are interleaved. By default, a model has one
-decoder layer and no encoder, so that its cross-attention reads the question's embeddings.
+the entries of TASKS, METHODS and KINDS (of models); training pads numbers with zeros to one of the
+`widths`. By default, a model has one decoder layer and no encoder, so that its cross-attention
+reads the question's embeddings.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
 vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
@@ -115,7 +115,7 @@ def encode(text):
     return torch.tensor(list(map(VOCAB.index, text))).long()
 
 def decode(tokens):
-    """Tokens (T,) -> their symbols, a string; "?" for a token beyond VOCAB."""
+    """Tokens (T,) -> their symbols, a string. A token beyond VOCAB becomes "?"."""
     return "".join(VOCAB[token:token + 1] or "?" for token in tokens)
 
 class Task(NamedTuple):
@@ -129,7 +129,7 @@ class Task(NamedTuple):
     a - b with a < b; but with msd_first or without headroom, the final carry is dropped."""
     about: str
     total: Callable
-    operands: tuple = ("number",)  # each "number" (W digits) or "digit" (one digit), numbers first
+    operands: tuple = ("number",)  # "number" (W digits) or "digit" (one); numbers come first
     sign: str = ""  # the symbol of VOCAB that separates operands
     base: int = 10
     first: int = 0  # the carry into place 0
@@ -150,7 +150,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width: room for n < LIMIT and the headroom, 7 digits in base 10."""
+        """The least training width, 7 in base 10: answers up to LIMIT * 2^headroom fit."""
         return next(n for n in itertools.count(1) if self.base ** n >= LIMIT * 2 ** self.headroom)
 
 def xor(carry, a):
@@ -333,7 +333,7 @@ class Method(NamedTuple):
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     window: int = 0  # w of `window_bias`, if there is a band
     calibrated: bool = False  # whether bias is a `CalibratedBias`, which also gets lines
-    period: int = 0  # index is 0, 1, ... or, with a period of 3, 0, 1, 2, 0, ... (source: from END)
+    period: int = 0  # if not 0, index is taken modulo this, in the source from END backward
 
 def bind(part, *given):
     if isinstance(part, type):  # a class; else a function or None
@@ -401,16 +401,17 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, but in the paper preset. An encoder that feeds a decoder has no last norm,
-    unlike torch's, as the decoder's projections of keys and values can learn the scale."""
+    """Differs: pre-norm, except in the paper preset. An encoder that feeds a decoder has no last
+    norm, unlike torch's, as the decoder's projections of keys and values can learn the scale."""
     def __init__(self, config, cross):
         super().__init__()
-        C, names = config.d_model, ("self", "cross") if cross else ("encoder",)
-        attentions = [MultiHeadAttention(C, config.n_head, config.dropout, scores=bind(
-            config.scheme.scores, config, name)) for name in names]
-        self.self_attention = attentions[0]
+        C = config.d_model
+        def attention(name):
+            scores = bind(config.scheme.scores, config, name)
+            return MultiHeadAttention(C, config.n_head, config.dropout, scores=scores)
+        self.self_attention = attention("self" if cross else "encoder")
         if cross:
-            self.cross_attention = attentions[1]
+            self.cross_attention = attention("cross")
         self.dropout = nn.Dropout(config.dropout)
         self.feed_forward = nn.Sequential(nn.Linear(C, 4 * C), config.kind.activation(),
                                           self.dropout, nn.Linear(4 * C, C))
@@ -536,9 +537,9 @@ def draw_hard(base, length, n):
     return torch.where(other, torch.randint(base, (n, length)), usual)
 
 def draw_questions(config, draw, length, n, width=None, distinct=True):
-    """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Their numbers are
-    of draw(base, length, n), such as `draw_exact`, padded to `width`, by default with headroom. If
-    hardly any has an answer, numbers are drawn with half as many digits, and so on."""
+    """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers come from
+    draw(base, length, n), such as `draw_exact`, and are padded with zeros to `width`. After ten
+    attempts that gave fewer than n / 2 questions, length is halved at each further one."""
     spec, rows = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -565,10 +566,9 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
 
 class Optimizer:
     """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
-    rate for all other weights; in the paper preset and without a `Layer`, Adam for all, as in the
-    sources. torch.optim takes a second to import, and its Muon takes one matrix at a time. Source:
-    Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov
-    and Hutter 2019 (decay, here of Adam's weights alone)."""
+    rate for all other weights; in the paper preset and without a `Layer`, Adam for all. torch.optim
+    takes a second to import. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma
+    and Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, here of Adam's weights alone)."""
     def __init__(self, model, config):
         self.config, self.weights = config, list(model.parameters())
         self.others, self.stacks, matrices = [], {}, set()
@@ -582,8 +582,7 @@ class Optimizer:
                 self.others.append(weight)
         mean = torch.zeros_like(parameters_to_vector(self.others))
         momenta = [torch.zeros_like(torch.stack(x)) for x in self.stacks.values()]
-        # Kept to resume, and changed in place, as a CUDA graph needs: the number of steps, Adam's
-        # means of gradients and of their squares, Muon's means.
+        # steps, mean, square and momenta change in place, as a CUDA graph needs, and are kept.
         self.state = [mean.new_zeros(()), mean, mean.clone(), *momenta]
 
     @torch.no_grad()
@@ -693,7 +692,7 @@ def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
 def train(run, model, name, data, windows=None):
-    """Train a model on Data, with windows until it is proved on them -> its last proof, or None.
+    """Train a model on Data -> the last proof, or None. With windows, a proof ends the training.
     run.parts[name] gets "steps", "seconds", "weights", "curve", a list of [step, loss, *check], and
     "optimizer", to resume, which is absent from a finished part. Raises: RunFailed if the loss is
     not finite."""
@@ -736,8 +735,8 @@ def numbers_data(config, numbers, steps, first_training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
         def draw(base, length, n):
-            share = torch.rand(n, dtype=torch.float32) ** power
-            number = pool[(len(pool) * share).long()]  # pools are sorted, small numbers first
+            place = torch.rand(n, dtype=torch.float32) ** power
+            number = pool[(len(pool) * place).long()]  # pools are sorted, small numbers first
             return number[:, None] // base ** torch.arange(length) % base
         width = config.widths[torch.randint(len(config.widths), ())]
         source, target = draw_questions(config, draw, config.spec.width, B, width, distinct=False)
@@ -761,17 +760,16 @@ def new_model(run, name, config, lines=()):
         return config.kind.model(config, lines).to(run.device)
 
 def learn_method(run):
-    """Train a model by a method other than ABC."""
     config, numbers = run.config, split_numbers(run.config.seed)
     data = numbers_data(config, numbers, config.steps, first_training=True)
     train(run, new_model(run, "model", config), "model", data)
 
 def settle_seq2seq(config):
-    """Check values of an encoder-decoder; derive `widths`, `align`, and if long biases come
-    `in_pieces`."""
+    """Check values of an encoder-decoder; derive `widths`, `align` and `in_pieces`, whether long
+    biases come in pieces."""
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
-    signs = set(VOCAB[n_digit:]) - {START, END, PAD}
+    signs = sorted(set(VOCAB[n_digit:]) - {START, END, PAD})
     demand(numbers and set(operands[numbers:]) <= {"digit"} and 1 < spec.base <= n_digit
            and 0 <= spec.headroom < 64 and (len(operands) == 1 or spec.sign in signs),
            f"--task: {config.task} needs numbers, then digits; headroom below 64; and, by VOCAB, "
@@ -847,7 +845,7 @@ class Line(NamedTuple):
     head: int
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
-    offset: int  # its column in row 0, from the block's left end; of anti-diagonals, from its right
+    offset: int  # its column in row 0, from the block's left end, or right end (anti-diagonals)
     bias: float  # d less the greatest d, see `find_lines`
     z: float  # (d - mu) / sigma
     layer: int = 0
@@ -935,7 +933,7 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
         empty = empty & (keys == 0)
     return bias.masked_fill(empty, 0)
 
-# Arguments of `find_lines`. Where a proof is possible, `choose_lines` tries KAPPAS, not our 0.5.
+# Arguments of `find_lines`. Where a proof is possible, `choose_lines` tries KAPPAS instead of 0.5.
 RULES = {
     "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
                  cross=dict(kappa=0.5, ours=True)),  # `calibrate` leaves out a direction
@@ -1000,7 +998,7 @@ class CalibratedBias(nn.Module):
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
-            keys = columns.clamp(min=0).unique()  # no column, -1, becomes column 0, which is there
+            keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
 
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
@@ -1012,7 +1010,7 @@ def average_attention(model, source, target):
     T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
     code, weights are averaged, not scores. Raises: RunFailed if hardly any answer is right."""
     right = right_tokens(model, source, target).all(1)
-    if right.float().mean() < 0.01:  # a run with 1.3% has still been proved
+    if right.float().mean() < 0.01:  # models with as few as 1.3% have led to a proof
         raise RunFailed("the model answers fewer than 1% of examples correctly; raise --steps")
     model(source[right], target[right, :-1])  # each attention keeps its weights
     own = [layer.self_attention.weights.mean(0) for layer in model.decoder]
@@ -1037,18 +1035,17 @@ def calibrate(config, attention, **changes):
 # A proof is attempted for lines by our rules, in a model of one decoder layer without an encoder or
 # positions. Row t writes digit t of the answer, the last row END. What it writes depends only on
 # its *window*: the token before it and, for each head, the share of attention that the bias alone
-# gives to each token. (The weight of a token is proportional to exp(its score) times the sum of
-# exp(bias) over the keys that hold it.) For `$0129&`, with lines of offsets 0 and -1, which show
-# digit t and digit t - 1:
+# gives to each token. Without positions, equal tokens have equal keys and values, so the weight of
+# a token is proportional to exp(its score) times the sum of exp(bias) over the keys that hold it.
+# For `$0129&`, with lines of offsets 0 and -1, which show digit t and digit t - 1:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
 #     tokens that the lines show        9       2 9     1 2     0 1     $ 0
 #     token that it must write          0       3       1       0       &
 #
-# So a row that sees 2 and 9 after a 0 always writes 3. Without the line of offset -1, row 1 sees
-# only 2 after a 0. So does row 2 of `$0205&`, 205 + 1 = 206, but it must write 2, not 3: these
-# questions *clash*, as no weights can tell them apart.
+# Without the line of offset -1, row 1 sees only 2 after a 0. So does row 2 of `$0205&`, 205 + 1 =
+# 206, but it must write 2, not 3: these questions *clash*, as no weights can tell them apart.
 #
 # There are finitely many windows. If the model is right on all, it is right at every length, by
 # induction: if the tokens before row t are right, the row sees one of the windows, so it is right.
@@ -1067,9 +1064,9 @@ def calibrate(config, attention, **changes):
 # memory and move, such as 9 -> 0, 2 -> 3, one question is completed by the fewest digits.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
-# floating point, rounding depends on the width. So the right token must lead all others by MARGIN.
-# In drawn questions of up to 1,000 digits, each row must show a listed window, with logits that
-# differ by less than MARGIN / 10 from those of the short question that shows it.
+# floating point, rounding depends on the width. So the right token must lead by MARGIN, and in drawn
+# questions of up to 1,000 digits, each row must show a listed window, with logits that differ by
+# less than MARGIN / 10 from those of the short question that shows it.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
@@ -1121,37 +1118,38 @@ def collect_windows(config, lines, questions):
     return Windows(bias, seen)
 
 class State(NamedTuple):
+    singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # leading zeros, up to the headroom: the latest places or (msd_first) the first
+    zeros: int  # successive zero places, the latest or (msd_first) the first, up to the headroom
     places: int  # number of places so far, up to the least width
 
-def follow_places(spec, singles, least=0):
-    """Follow all questions with these single digits and `least` or more places -> moves, {state:
-    [(digits of the operands, token, next state), ...]}, and ends, {state: the fewest digits from it
-    to the end of a question}, if there is an end. Raises: RunFailed."""
-    n_number = spec.operands.count("number")
-    columns = [x + singles for x in itertools.product(range(spec.base), repeat=n_number)]
-    moves, ends, states = {}, {}, [State(spec.first, 0, 0)]
+def follow_places(spec, least=0):
+    """Follow all questions of `least` or more places -> starts, a list of states; moves, {state:
+    [(digits of the operands, token, next state), ...]}; ends, {state: the fewest digits from it to
+    the end of a question}, without states from which there is none. Raises: RunFailed."""
+    numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
+                        for name in ("number", "digit"))
+    starts = [State(digits, spec.first, 0, 0) for digits in singles]
+    moves, ends, states = {}, {}, list(starts)
     for state in states:  # grows
         if state in moves:
             continue
-        if len(moves) > 20_000:
-            raise RunFailed("no proof: too many carries can be handed on")
-        if (state.zeros, state.places) == (spec.headroom, least):
-            if state.carry == 0 or spec.msd_first or spec.headroom == 0:
-                ends[state] = ()
-        carry = torch.full((len(columns),), state.carry)
-        tokens, carries = spec.step(carry, torch.tensor(columns))
+        if len(moves) > 50_000:
+            raise RunFailed("no proof: there are too many carries")
+        final = state.carry == 0 or spec.msd_first or spec.headroom == 0
+        if final and (state.zeros, state.places) == (spec.headroom, least):
+            ends[state] = ()  # a question may end here
+        columns = torch.tensor([digits + state.singles for digits in numbers])
+        tokens, carries = spec.step(torch.full_like(columns[:, 0], state.carry), columns)
         moves[state] = []
-        for digits, token, next_carry in zip(columns, tokens.tolist(), carries.tolist()):
-            is_zero = not any(digits[:n_number])
-            if token == -1 or (spec.msd_first and not is_zero and state.zeros < spec.headroom):
-                continue  # there is no answer, or no zero where the headroom is
+        for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
+            if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
+                continue  # there is no answer, or a nonzero digit within the headroom
             zeros = min(state.zeros + 1, spec.headroom)
-            if not (is_zero or spec.msd_first):
-                zeros = 0  # those before were not leading zeros
-            after = State(next_carry, zeros, min(state.places + 1, least))
-            moves[state].append((digits, token, after))
+            if any(number) and not spec.msd_first:
+                zeros = 0
+            after = State(state.singles, carry, zeros, min(state.places + 1, least))
+            moves[state].append((number + state.singles, token, after))
             states.append(after)
     while True:  # each pass finds the states one place further from the end
         further = {}
@@ -1160,18 +1158,19 @@ def follow_places(spec, singles, least=0):
                 if after in ends and state not in ends:
                     further[state] = (digits,) + ends[after]
         if not further:
-            return moves, ends
+            return starts, moves, ends
         ends |= further
 
 def shown_by(config, lines):
-    """-> indexes of what a row sees of the moves (*digits, token) at successive places, with the
-    token before the row and, to find clashes, the one that it must write. Raises: RunFailed."""
+    """-> for each place, relative to a row's, the indexes of the elements of its move (*digits,
+    token) that the row sees; also of the token before it and, to find clashes, the one that it must
+    write. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
-    shown = {-1: {token}, 0: {token}}  # by place, relative to the row's
+    shown = {-1: {token}, 0: {token}}
     for line in lines:
-        if (line.attention, line.direction) == ("self", 1):  # column 0 is START, 1 is digit 0
+        if (line.attention, line.direction) == ("self", 1):  # column c > 0 holds digit c - 1
             shown.setdefault(line.offset - 1, set()).add(token)
-        elif line.direction == (1 if spec.msd_first else -1):  # column 0 is a sign, or START
+        elif line.direction == (1 if spec.msd_first else -1):  # block n is operand n with its sign
             shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
         elif line.direction or line.offset:  # else it shows the first column of its block
             raise RunFailed("no proof: a line shows different places at different widths")
@@ -1184,34 +1183,34 @@ def mask(move, indexes):
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
     RunFailed."""
-    spec, shown, found = config.spec, shown_by(config, lines), {}
-    # What the next row, which is one place further, or any later one sees of a move.
+    shown, found = shown_by(config, lines), {}
+    starts, moves, ends = follow_places(config.spec, config.widths[0])
+    # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
+    # rows will see of the n-th move of the next memory.
     later = [set(itertools.chain.from_iterable(shown[:n])) for n in range(1, len(shown))]
-    for singles in itertools.product(range(spec.base), repeat=spec.operands.count("digit")):
-        moves, ends = follow_places(spec, singles, config.widths[0])
-        start = ((),) * len(later), State(spec.first, 0, 0)
-        paths, nodes = {start: ()}, [start]  # {(memory, state): the fewest digits that lead to it}
-        for memory, state in nodes:  # grows
-            path = paths[memory, state]
-            if ends.get(state) == ():  # the question can end here, for rows near the end
-                found[singles, memory, "end"] = path
-            for digits, token, after in moves[state]:
-                if after not in ends:
-                    continue
-                seen = memory + (digits + (token,),)
-                window = singles, tuple(map(mask, seen, shown))
-                if window not in found:
-                    found[window] = path + (digits,) + ends[after]
-                node = tuple(map(mask, seen[1:], later)), after
-                if node not in paths:
-                    paths[node] = path + (digits,)
-                    nodes.append(node)
-            if max(len(found), len(paths)) > MOST_WINDOWS:
-                break
+    nodes = [(((),) * len(later), start) for start in starts]
+    paths = dict.fromkeys(nodes, ())  # {(memory, state): the fewest digits that lead to it}
+    for memory, state in nodes:  # grows
+        path = paths[memory, state]
+        if ends.get(state) == ():  # the question can end here, for rows that see past the latest
+            found[memory, state] = path
+        for digits, token, after in moves[state]:
+            if after not in ends:
+                continue
+            seen = memory + (digits + (token,),)
+            window = state.singles, tuple(map(mask, seen, shown))
+            if window not in found:
+                found[window] = path + (digits,) + ends[after]
+            node = tuple(map(mask, seen[1:], later)), after
+            if node not in paths:
+                paths[node] = path + (digits,)
+                nodes.append(node)
+        if max(len(found), len(paths)) > MOST_WINDOWS:
+            break
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(2 ** 12):  # few enough for memory
-            yield arrange(spec, digits)
-    if max(len(found), len(paths)) > MOST_WINDOWS:  # unless two of them clash
+            yield arrange(config.spec, digits)
+    if max(len(found), len(paths)) > MOST_WINDOWS:  # and none of these questions clash
         raise RunFailed(f"no proof: over {MOST_WINDOWS:,} windows; tested only")
 
 def enumerate_windows(config, lines):
@@ -1236,16 +1235,15 @@ def measure_drift(model, windows, logits):
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         if None in indexes or not torch.equal(found.argmax(1), target[:, 1:].flatten()):
             raise RunFailed("longer questions show windows that were not listed, or are wrong")
-        if len(found):  # else no question is so long
+        if len(found):  # else no question of this length has an answer
             drift = max(drift, (found - logits[indexes]).abs().nan_to_num(1e9).max().item())
             digits = length
     return drift, digits
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, their number, "windows"; the least lead of a
-    right token, in logits, "margin"; "drift"; and the most digits of questions that it was measured
-    on, "drift_digits". The model is left in evaluation mode."""
+    """-> {"proved", "why"} and, if windows are known, "windows", their number; "margin", the least
+    lead of a right token, in logits; "drift", "drift_digits", see `measure_drift`."""
     model.eval()
     if windows.why:
         refuted = "refuted for any weights: " if windows.clash else ""
@@ -1258,8 +1256,9 @@ def prove(model, windows):
             right = target[n, rows + 1, None]
             lead = logits.gather(1, right) - logits.scatter(1, right, -math.inf).amax(1, True)
             known.append(logits)
-            proof["margin"] = min(proof["margin"], round(lead.nan_to_num(-1e9).min().item(), 3))
-            if proof["margin"] < MARGIN:
+            least = lead.nan_to_num(-1e9).min().item()
+            proof["margin"] = min(proof["margin"], round(least, 3))
+            if least < MARGIN:
                 raise RunFailed(f"{decode(source[lead.argmin()])} is wrong or in doubt")
         proof["drift"], proof["drift_digits"] = measure_drift(model, windows, torch.cat(known))
         if proof["drift"] >= MARGIN / 10:
@@ -1270,14 +1269,15 @@ def prove(model, windows):
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# Of other sections, this uses
-# - 4: new_model, a Transformer, which adds bias(layer, attention, T, S) and a causal mask to its
-#   scores (vanilla, trained at one width, ends all answers there; ABC trains at nine); the data of
-#   numbers_data, whose batch(data.steps, n) gives n random questions; train(run, model, name, data,
-#   windows), which ends when the model is proved on the windows, and fills run.parts[name];
-# - 6: collect_windows and enumerate_windows, what rows of given questions, or of all, see by lines,
-#   with `clash`, two questions that look the same but need different tokens, and `why`, why there
-#   can be no proof; is_provable, whether there can be one, whatever the lines.
+# Of other sections, this uses (4) draw_questions(config, draw, length, n), whose draw is draw_exact
+# (random) or draw_hard (long carries); new_model(run, name, config, lines) -> a Transformer, which
+# adds bias(layer, attention, T, S) and a causal mask to its scores; numbers_data -> data, whose
+# batch(data.steps, n) draws up to n questions of training; train(run, model, name, data, windows),
+# which ends when the model is proved on the windows, and keeps in run.parts[name] a "curve", whose
+# last entry is [step, loss, accuracy on unseen numbers]; (6) collect_windows and enumerate_windows,
+# what rows of given questions, or of all, see by lines, with `clash`, two questions that look the
+# same but need different tokens, and `why`, why there can be no proof; is_provable, whether there
+# can be one, whatever the lines.
 
 def drop_lines(config, lines, pool):
     """-> the lines that a pool of questions needs to avoid clashes. Others are dropped, the weakest
@@ -1290,16 +1290,15 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Tried in this order: the lower kappa is, the more lines are open. At kappa = 0, they are those
-# above the mean. If one line is far stronger than the others, needed lines can lie below the mean.
-# At -2.0, all are open.
+# Tried in this order. At kappa = 0, lines above the mean are open. If one is far stronger than the
+# others, needed lines can lie below the mean.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until the lines that it opens avoid
-    clashes in a pool of questions. Those that are not needed are dropped, and all windows are
-    enumerated. If two questions clash then, they join the pool, and lines are chosen anew. Where
-    there can be no proof, all lines at RULES' kappa are kept. Raises: RunFailed."""
+    clashes in a pool of questions. Lines that are not needed are dropped. If two questions clash in
+    the windows of the rest, they join the pool, and lines are chosen anew. Where there can be no
+    proof, all lines at RULES' kappa are kept. Raises: RunFailed."""
     if not is_provable(config):
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1351,7 +1350,8 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: few lines are kept, those
     that determine the answer; the vanilla model is retrained, and proved."""
     config, parts = run.config, run.parts
-    # 1. A vanilla model learns, from random weights. It is never tested at the run's lengths.
+    # 1. A vanilla model learns, from random weights, at one width, where it ends all answers; ABC
+    # has nine. lengths: vanilla may not have those above 2,000.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla, numbers = new_model(run, "vanilla", plain), split_numbers(config.seed)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1363,10 +1363,9 @@ def learn_abc(run):
         run.keep(attention=average_attention(vanilla, source, target))
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     kappa, lines, windows = choose_lines(config, parts["attention"])
-    # 4. Retraining starts from the vanilla weights; under other rules, from random ones.
-    # 5. It ends when the model is proved on all windows. Without windows, it takes all steps.
+    # 4., 5. Retraining, under other rules than ours from random weights, ends with a proof.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
-    if not (proof["proved"] or windows.why):
+    if not (proof["proved"] or windows.why):  # there are windows, but not all are right
         # A head that mixes two lines hardly shows which digit is which: each line gets its own.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
@@ -1393,8 +1392,8 @@ def draw_pairs(config, B, length):
     return tokens, F.pad(label, (1, 0))
 
 class PairsHead(nn.Module):
-    """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2), 0 and z. Differs: an output bias
-    of +5 makes all predict 1 at first; a larger dummy embedding (std 1) lets it learn 0 quickly."""
+    """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2), 0 and z. Differs: the output bias
+    is +5 at first, and the dummy's embedding is larger (std 1)."""
     def __init__(self, config, lines):  # lines: none
         super().__init__()
         self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
@@ -1409,8 +1408,7 @@ class PairsHead(nn.Module):
         return F.pad(z, (1, 0))
 
 def learn_pairs(run):
-    """Train on sequences of five. Differs: the learning rate is constant; Pairs reduces it on
-    plateaus (patience 100) and takes the best of several seeds."""
+    """Train on sequences of five. Differs: the learning rate is constant."""
     config = run.config
     data = Data(config.steps, lambda step: draw_pairs(config, config.batch, 5),
                 rate=lambda step: 1.0, check=lambda model: [])
@@ -1431,11 +1429,8 @@ class EncoderTask(NamedTuple):
 
 def add_digits(a, b):
     """15, 27 -> "32", the sum without carries."""
-    text = ""
-    while a or b:
-        text = str((a + b) % 10) + text
-        a, b = a // 10, b // 10
-    return text
+    places = itertools.zip_longest(str(a)[::-1], str(b)[::-1], fillvalue="0")
+    return "".join([str((int(x) + int(y)) % 10) for x, y in places])[::-1]
 
 ENCODER_TASKS = {
     # 12@+39@ -> $51@@, modulo 100 $51
@@ -1453,7 +1448,7 @@ def settle_encoder(config):
     # Differs: two more, so that PAD follows even the longest tested numbers, as in training.
     config.width = config.width or needed + 2 * (config.preset == "fast")
     config.clip = config.clip or 2 * config.width
-    demand(needed <= config.width <= 2000, f"--width is {needed}, by other options, to 2,000")
+    demand(needed <= config.width <= 2000, f"--width must be {needed} (by others) to 2,000")
     demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.window,
            f"--method: {config.method} needs a decoder")
     demand(config.prime <= config.examples, f"--prime: {config.prime} is more than --examples")
@@ -1517,7 +1512,7 @@ def learn_encoder(run):
 # 10. Options, checkpoints, command line -----------------------------------------------------------
 
 def number(value, kind=int, least=1, most=10 ** 9):
-    """7, "7" or an integer of NumPy's -> 7. Raises: ValueError for others, as True or 1.5."""
+    """7, "7" or NumPy's 7 -> 7. Raises: ValueError for anything else, such as True or 1.5."""
     x = kind(str(value))
     if not least <= x <= most:  # nan, too
         raise ValueError(f"it must be {least} to {most}")
@@ -1591,7 +1586,7 @@ PAIRS = SimpleNamespace(
         d_vocab=(number, 16, "number of different integers"),
         d_head=(number, 32, "width of queries and keys"),
         dummy=((False, True), False, "put a dummy token at the start")))
-# A task is by default learned by the first that can. A universal transformer repeats one layer.
+# By default, the first kind that has a task learns it. A universal transformer repeats one layer.
 KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 
 class Config:
@@ -1599,7 +1594,7 @@ class Config:
     and METHODS. An option has the last of these values: the default of its kind of model; of the
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
-    method, preset, n_layer, n_head, in_pieces = "nope", "fast", 0, 1, False  # without the option
+    method, preset, n_layer, n_head, in_pieces = "nope", "fast", 0, 1, False  # without option
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if str(task) in kind.tasks]
@@ -1682,8 +1677,8 @@ def summary(record):
     if "lines" in proof:
         yield f"lines     {len(proof['lines'])} at kappa {proof['kappa']}"
     yield "proof     " + (proof["why"] or (
-        "exact at every length: right on all {windows:,} windows, by {margin:.1f} or more; drift "
-        "{drift:.0e} in {drift_digits:,} digits").format(**proof))
+        "exact at every length, rounding aside: right on all {windows:,} windows, by {margin:.1f} "
+        "or more; drift {drift:.0e} in up to {drift_digits:,} digits").format(**proof))
     yield f"tests     {tests['seconds']:.1f} s on {record['device']}"
     yield "digits   exact  set             n"
     for row in tests["rows"]:
@@ -1719,10 +1714,10 @@ def execute(run, as_json=False):
     print(json.dumps(record) if as_json else "\n".join(summary(record)))
     return record
 
-def make_run(given, source=None, out=None, device="cpu"):
+def make_run(given, source=None, out=None, device=None):
     """-> a new run of these options or, from the folder `source`, one that goes on."""
-    demand(device == "cpu" or torch.cuda.is_available(), "--device: there is no cuda")
-    parts = {}
+    best, parts = "cuda" if torch.cuda.is_available() else "cpu", {}
+    demand(device in (None, "cpu", best), f"--device: there is no {device}")
     if source is not None:
         demand(given.keys() <= {"lengths", "samples"}, "--from allows only --lengths, --samples")
         config, parts, _, _ = read_run(source)
@@ -1732,15 +1727,15 @@ def make_run(given, source=None, out=None, device="cpu"):
     if source and not ("proof" in parts and record.exists()):  # it goes on in its folder
         demand(not out, "--out: an unfinished run goes on in its own folder")
         record.unlink(missing_ok=True)  # of another checkpoint
-        return Run(config, parts, source, device)
+        return Run(config, parts, source, device or best)
     # A finished run stays as it is; its model is tested again in a new folder.
     name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
     folder = Path(out or "runs/" + name.replace("/", "-"))
     folder.mkdir(parents=True)
-    return Run(config, parts, folder, device)
+    return Run(config, parts, folder, device or best)
 
 def make_parser():
-    """-> the parser of the command line. An option that is not given is absent from its result."""
+    """An option of a run that is not given is absent from the parser's result."""
     about = [f"  {name:<22}{entry.about}" for name, entry in (
         TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS).items()]
     p = argparse.ArgumentParser(
@@ -1750,8 +1745,7 @@ def make_parser():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
                        action="store_true" if name == "dummy" else "store",
                        help=f"{about} ({default})")
-    p.add_argument("--device", choices=("cuda", "cpu"), help="by default, cuda if there is one",
-                   default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--device", choices=("cuda", "cpu"), help="by default, cuda if there is one")
     p.add_argument("--out", help="a new folder, by default in runs/")
     p.add_argument("--from", help="the folder of a run to finish, test again or ask")
     p.add_argument("--ask", nargs="+", help="ask 123+748 of --from or of the newest finished run")
@@ -1768,7 +1762,7 @@ def main(argv=None):
     LOG.setLevel("WARNING" if quiet else "INFO")
     try:
         if questions:
-            demand(not (given or out or as_json), "--ask takes only --from, --quiet")
+            demand(not (given or out or device or as_json), "--ask takes only --from, --quiet")
             finished = sorted(Path("runs").glob("*/result.json"), key=os.path.getmtime)
             demand(source or finished, "--ask: there is no finished run in runs/")
             model, config, _ = load(source or finished[-1].parent)
