@@ -146,7 +146,9 @@ class Task(NamedTuple):
         found = self.total(carry.clone(), *digits.clone().unbind(-1))  # it may change its arguments
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
-        return [torch.as_tensor(x).long().expand_as(carry) for x in found]
+        found = [torch.as_tensor(x) for x in found]
+        demand(not any(map(torch.is_floating_point, found)), f"{self.about}: total gives floats")
+        return [x.long().expand_as(carry) for x in found]
 
     @property
     def width(self):
@@ -1703,10 +1705,10 @@ def execute(run, as_json=False):
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
         proof.update(proved=False, why="right on all windows, but wrong in tests")
     run.keep()
-    source, target, _ = parts["examples"]
+    example = [x[:1].flatten() for x in parts["examples"][:2]]
     record = dict(
         config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
-        example=[decode(tokens[:1].flatten()) for tokens in (source, target)],
+        example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],
         device=torch.cuda.get_device_name() if run.device == "cuda" else "cpu",
         train={name: {key: part[key] for key in ("steps", "seconds", "curve")}
                for name, part in parts.items() if "curve" in part}, before=parts.get("before"))

@@ -58,7 +58,7 @@ def draw_attention(plt, model, config, parts):
     for panels, (name, maps, low, high) in zip(grid, rows):  # maps (H, T, S) on one scale
         for h, axes in enumerate(panels):
             image = axes.imshow(maps[h].numpy(), vmin=low, vmax=high)
-            axes.set(title=f"head {h + 1}", xlabel="key", ylabel="output position",
+            axes.set(title=f"head {h}", xlabel="key", ylabel="output position",
                      facecolor="0.8")
         figure.colorbar(image, ax=list(panels), label=name, aspect=30)
     return figure
