@@ -220,7 +220,7 @@ def example(task, *operands, width=1, align=False):
 # 2. Attention and biases --------------------------------------------------------------------------
 # This section can be copied as it stands; it needs math, torch, nn and F (torch.nn.functional). A
 # bias is added to the scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes
-# alone is on torch's default device, which is the model's own device while the model runs.
+# alone is on torch's default device; `masked_softmax` moves it to that of the scores.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -247,7 +247,7 @@ class MultiHeadAttention(nn.Module):
         that cover all rows in order: rows (R,), the keys (K,) that they see, and the bias (H, R, K)
         between them. The weights are then None."""
         if bias is not None and not torch.is_tensor(bias):
-            with x.device:  # where the iterator makes each piece
+            with x.device:  # on which the iterator makes its pieces
                 outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None
         projected = self.q(x), self.k(memory), self.v(memory)
@@ -658,8 +658,8 @@ def graphed_step(model, optimizer, graphs, *batch):
 
 class Run(NamedTuple):
     """A run, and its parts so far: trainings by name, see `train`, of which "model" is the last;
-    "attention", see `average_attention`; "before", tests before fine-tuning; and, of a trained run,
-    "proof", see `prove`, and "examples", see `build`."""
+    "attention", see `average_attention`; "before", tests before fine-tuning; "examples", see
+    `draw_examples`; and, of a trained run, "proof", see `prove`."""
     config: object
     parts: dict
     folder: Path = None
@@ -693,6 +693,12 @@ class Data(NamedTuple):
 def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
+def load_weights(model, weights):
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:  # as of another shape
+        raise BadInput(f"the method or VOCAB of this run has changed: {error!r:.150}") from None
+
 def train(run, model, name, data, windows=None):
     """Train a model on Data -> the last proof, or None. With windows, a proof ends the training.
     run.parts[name] gets "steps", "seconds", "weights", "curve", a list of [step, loss, *check], and
@@ -702,7 +708,7 @@ def train(run, model, name, data, windows=None):
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     start, curve = time.perf_counter() - part["seconds"], part["curve"]
     if part["steps"]:
-        model.load_state_dict(part["weights"])
+        load_weights(model, part["weights"])
         if "optimizer" not in part:  # it is finished
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
@@ -886,10 +892,10 @@ EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or
 
 def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
     """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks. In each
-    head, the lines of a group of directions are compared by d, their mean attention or, if total,
-    its sum. With mu and sigma, the mean and deviation of d over all L lines of the group, a line
-    stands out if d > mu + kappa * sigma or, by our rules, d > mu + kappa * sigma * sqrt(L - 1). So
-    one kappa of ours fits any L, as no d exceeds mu + sigma * sqrt(L - 1). For L = 6, say:
+    head and group of directions, d of a line is its mean attention or, if total, its sum; mu and
+    sigma are the mean and deviation of d over all L lines. A line stands out if d > mu + kappa *
+    sigma or, by our rules, if d > mu + kappa * sigma * sqrt(L - 1). No d can exceed mu + sigma *
+    sqrt(L - 1), so one kappa of ours fits any L. For L = 6, say:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -1021,8 +1027,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES but for `changes`. By ours, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: only rows that
-    training fills count; biases are rounded to two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: later rows do not
+    count, as leading zeros fill them in training; biases are rounded to two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1066,7 +1072,7 @@ def calibrate(config, attention, **changes):
 # memory and move, such as 9 -> 0, 2 -> 3, one question is completed by the fewest digits.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
-# floating point, rounding depends on the width. So the right token must lead by MARGIN, and in drawn
+# floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
 # questions of up to 1,000 digits, each row must show a listed window, with logits that differ by
 # less than MARGIN / 10 from those of the short question that shows it.
 
@@ -1607,14 +1613,15 @@ class Config:
         self.spec, options = self.kind.tasks[str(task)], self.kind.options
         given = {name: value for name, value in given.items() if value is not None}
         for name, value in given.items():
+            demand(name in options, f"--{name.replace('_', '-')}: not an option of {task}")
+            read, _, _ = options[name]
             try:
-                read, _, _ = options[name]
                 if not callable(read):  # choices
                     read = {choice: choice for choice in read}.__getitem__
                 given[name] = read(value)
             except (KeyError, TypeError, ValueError) as error:
-                raise BadInput(f"--{name.replace('_', '-')}: {value!r} is invalid for {task} by "
-                               f"{given['model']}: {error!r}") from None
+                flag = name.replace("_", "-")
+                raise BadInput(f"--{flag}: {value!r} is invalid: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         self.scheme = METHODS[(values | given).get("method", self.method)]
@@ -1633,34 +1640,36 @@ class Config:
         """-> Config of the same values but for these. The rest, such as steps, does not follow."""
         return Config(**self.values | changes)
 
+def draw_examples(config):
+    """-> source, target: questions by which a changed task is noticed."""
+    length = min(4, getattr(config, "train_digits", 4))
+    with seeded("examples"):
+        return list(config.kind.draw_tests(config.replace(samples=20), length)["random"])
+
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
     try:
         state = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        vocab = state["vocab"]
+        config, parts, vocab = Config(**state["config"]), state["parts"], state["vocab"]
         demand(VOCAB.startswith(vocab) or vocab.startswith(VOCAB), f"its symbols are {vocab}")
-        run = Run(Config(**state["config"]), state["parts"], folder)
-        if "proof" in run.parts:
-            build(run)
-        return run
+        same = map(torch.equal, parts["examples"], draw_examples(config))
+        demand(all(same), "its task has changed")
+        return Run(config, parts, folder)
     except Exception as error:
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
 def build(run):
-    """-> the trained model of a run, in evaluation mode. Examples and their logits are kept, to see
-    whether it answers later as it does now. Raises: BadInput if not."""
-    config, weights = run.config, run.parts["model"]["weights"]
-    config.n_vocab = len(weights["embedding.weight"])  # VOCAB may have grown since
+    """-> the trained model of a run, in evaluation mode. Raises: BadInput if it answers otherwise
+    than when it was trained."""
+    config, part, (source, target) = run.config, run.parts["model"], run.parts["examples"]
+    config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
-    model.load_state_dict(weights)
-    with seeded("examples"), torch.no_grad():
-        length = min(4, getattr(config, "train_digits", 4))
-        source, target = config.kind.draw_tests(config.replace(samples=20), length)["random"]
-        examples = source, target, model(source, target[:, :-1]).cpu()
-    for x, kept in zip(examples, run.parts.setdefault("examples", examples)):
-        same = (x.shape, x.dtype) == (kept.shape, kept.dtype)
-        demand(same and torch.allclose(x, kept, atol=0.01),
-               "the task, the method or torch's default type has changed since it was trained")
+    load_weights(model, part["weights"])
+    with torch.no_grad():
+        logits = model(source, target[:, :-1]).cpu()
+    kept = part.setdefault("logits", logits)
+    demand(kept.dtype == logits.dtype and torch.allclose(kept, logits, atol=0.01),
+           "the method or torch's default type has changed since this run was trained")
     return model
 
 def load(folder):
@@ -1692,6 +1701,7 @@ def execute(run, as_json=False):
     config, parts = run.config, run.parts
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # more threads help little
+    parts.setdefault("examples", draw_examples(config))
     run.keep()
     LOG.info(f"{config.task}, {config.model}, {config.method}, {run.device}: {run.folder}")
     trained = "proof" in parts
@@ -1705,7 +1715,7 @@ def execute(run, as_json=False):
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
         proof.update(proved=False, why="right on all windows, but wrong in tests")
     run.keep()
-    example = [x[:1].flatten() for x in parts["examples"][:2]]
+    example = [x[:1].flatten() for x in parts["examples"]]
     record = dict(
         config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
         example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],

@@ -62,9 +62,12 @@ def main(argv):
     parser.add_argument("--msd", action="store_true")
     given = vars(parser.parse_args(argv))
     out, msd, as_json = given.pop("out"), given.pop("msd"), given.pop("json")
+    seed = given.get("seed", "0")
+    if not seed.isdecimal() or given["from"] or given["ask"]:
+        parser.error("--seed takes a number, and there is no --from or --ask")
     for name in "from", "ask", "device", "quiet":
         given.pop(name)
-    seed = int(given.get("seed", 0))
+    seed = int(seed)
     name = f"msd machine {seed}" if msd else f"machine {seed}"
     task = draw(name, msd)
     given["task"] = name.replace(" ", "-")

@@ -35,10 +35,18 @@ from statistics import mean, median
 ROOT = Path(__file__).parent.parent
 
 # Records
-def read_lines(path):
-    """A file with a record on each line -> list of dicts."""
-    with open(path, encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
+def read_lines(path, torn=None):
+    """A file with a record on each line -> list of dicts. Another line is named in `torn` or,
+    without this list, by a ValueError."""
+    found = []
+    for n, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            found += [json.loads(line)] if line.strip() else []
+        except ValueError as error:
+            if torn is None:
+                raise ValueError(f"{path}, line {n}: {error}") from None
+            torn.append(f"{path}, line {n}: {error}")
+    return found
 
 @cache
 def load(name):
@@ -70,11 +78,9 @@ def grouped(records):
         kinds.setdefault(kind, []).append(r)
     for kind, found in kinds.items():
         for r in found:
-            options = []
-            for name, value in r["config"].items():
-                differs = any(other["config"].get(name) != value for other in found)
-                if differs and name != "seed" and value is not None:
-                    options.append(f"{name}={value}".replace(" ", ""))
+            options = [f"{name}={value}".replace(" ", "") for name, value in r["config"].items()
+                       if name != "seed" and value is not None
+                       and any(other["config"].get(name) != value for other in found)]
             groups.setdefault((*kind, " ".join(options)), {})[r["config"]["seed"]] = r
     return {name: list(by_seed.values()) for name, by_seed in groups.items()}
 
@@ -84,24 +90,20 @@ def runs_of_one_kind(words):
     return found
 
 def test_rows(found):
-    """-> the rows of all tests of these records."""
-    return sum([r["tests"]["rows"] for r in found if "tests" in r], [])
+    """-> the rows of all tests of these records that have questions."""
+    tests = [r["tests"]["rows"] for r in found if "tests" in r]
+    return [row for row in sum(tests, []) if row["n"]]
 
 def percents(found, digits, name="random"):
     """Percent exact of each of these records that was tested so."""
-    shares = []
-    for row in test_rows(found):
-        if (row["digits"], row["set"]) == (digits, name):
-            shares.append(Fraction(100 * row["correct"], row["n"]))
-    return shares
+    rows = [row for row in test_rows(found) if (row["digits"], row["set"]) == (digits, name)]
+    return [Fraction(100 * row["correct"], row["n"]) for row in rows]
 
 def longest_right(found):
     """-> the largest length at which each of these records is right on 75% (Jelassi, Fig. 2a)."""
-    longest = []
-    for r in found:
-        right = [row["digits"] for row in test_rows([r]) if row["correct"] >= 0.75 * row["n"]]
-        longest.append(max(right, default=0))
-    return longest
+    right = [[row["digits"] for row in test_rows([r]) if row["correct"] >= 0.75 * row["n"]]
+             for r in found]
+    return [max(digits, default=0) for digits in right]
 
 def proved(found):
     return [r for r in found if r.get("proof", {}).get("proved")]
@@ -127,13 +129,10 @@ def cells(text):
     before ours; they are said once if they are the same, and "-" is untested."""
     published, _, ours = text.rpartition(" -> ")
     lengths, words = ours.split(" of ")
-    lengths, row = lengths.split(", "), []
-    found = runs_of_one_kind(words)
+    lengths, row, found = lengths.split(", "), [], runs_of_one_kind(words)
     published = published.split(", ") if published else [""] * len(lengths)
     for length, number in zip(lengths, published, strict=True):
-        cell = number
-        if number != "-":
-            cell = span(percents(found, int(length)))
+        cell = number if number == "-" else span(percents(found, int(length)))
         row.append(cell if number in ("", cell) else f"{number} -> {cell}")
     return " | ".join(row)
 
@@ -145,13 +144,11 @@ def holds(clause, low, high):
         more, less = (percents(runs_of_one_kind(words), int(length)) for length, words in sides)
         return low(more) > high(less)
     [(claims, words)] = sides
+    held = []
     for length, sign, bound in re.findall(r"(\d+)([<>])([\d.]+)", claims):
-        shares = percents(runs_of_one_kind(words), int(length))
-        if sign == ">" and low(shares) < Fraction(bound):
-            return False
-        if sign == "<" and high(shares) >= Fraction(bound):
-            return False
-    return True
+        shares, bound = percents(runs_of_one_kind(words), int(length)), Fraction(bound)
+        held.append(low(shares) >= bound if sign == ">" else high(shares) < bound)
+    return all(held)
 
 def grade(text):
     """The verdict on a claim, whose clauses are joined by "; ": "reproduced" if they hold of every
@@ -177,9 +174,8 @@ def count_proved(words):
 
 def count_right(words):
     """How many of these runs are exact in all tests."""
-    found = runs(words)
-    right = [r for r in found if all(row["correct"] == row["n"] for row in test_rows([r]))]
-    return f"{len(right)} of {len(found)}"
+    right = [all(row["correct"] == row["n"] for row in test_rows([r])) for r in runs(words)]
+    return f"{sum(right)} of {len(right)}"
 
 def numbers(words):
     """"proof.kappa abc nx1" -> this number of those of these records that have it."""
@@ -192,11 +188,8 @@ def numbers(words):
 def places(words):
     """"1 5 20 words" -> percent right of digits 1 to 5 of answers to 20, averaged in each record."""
     first, last, digits, words = words.split(" ", 3)
-    shares = []
-    for row in test_rows(runs(words)):
-        if row["digits"] == int(digits):
-            shares.append(100 * mean(row["places"][int(first) - 1:int(last)]))
-    return span(shares)
+    rows = [row for row in test_rows(runs(words)) if row["digits"] == int(digits)]
+    return span([100 * mean(row["places"][int(first) - 1:int(last)]) for row in rows])
 
 FIELDS = {  # by the first word
     "proved": count_proved, "right": count_right, "grade": grade, "smaller": grade_smaller,
@@ -214,12 +207,10 @@ def fill(text):
         name, _, words = match[1].partition(" ")
         return FIELDS[name](words) if name in FIELDS else cells(match[1])
 
-    def count(match):
-        return str(len(re.findall(rf"\| ({match[1]}) \|\n", claims)))
-
     text = re.sub(r"\{([^#]+?)\}", value, text)
     claims = text[text.index("\n# results/claims"):]  # rows of its tables end with a verdict
-    return re.sub(r"\{# (.+?)\}", count, text)
+    return re.sub(r"\{# (.+?)\}", lambda match: str(
+        len(re.findall(rf"\| ({match[1]}) \|\n", claims))), text)
 
 def compare(name, said, write):
     """Compare a page with what numbers.txt says, or write its tables -> lines that differ."""
@@ -231,18 +222,17 @@ def compare(name, said, write):
         first, *_, last = block.splitlines()
         text = re.sub(f"{first}.*?{last}\n", lambda was: block, text, flags=re.DOTALL)
     lacks = [x for x in blocks + said.splitlines() if x not in text]
-    differ = []
     if write:
         path.write_text(text, encoding="utf-8")
-    else:
-        differ += unified_diff(old.splitlines(), text.splitlines(), name, "numbers.txt", n=0,
-                               lineterm="")
-    return differ + [f"{name} lacks: {x}" for x in lacks]
+        old = text
+    pages = old.splitlines(), text.splitlines()
+    differ = unified_diff(*pages, name, "numbers.txt", n=0, lineterm="")
+    return [*differ, *(f"{name} lacks: {x}" for x in lacks)]
 
-def print_records(paths):
+def print_records(records):
     """A table for each task: a row for each method and other options."""
     tasks = {}
-    for (task, *kind), found in grouped(sum(map(read_lines, paths), [])).items():
+    for (task, *kind), found in grouped(records).items():
         tasks.setdefault(task, []).append((kind, found))
     for task, rows in tasks.items():
         every = sum([test_rows(found) for _, found in rows], [])
@@ -251,12 +241,10 @@ def print_records(paths):
         heads = ["method", "options that differ", *heads, "proved", "seeds", "n"]
         print(f"\n{task}, percent exact\n\n| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
         for (method, options), found in rows:
-            line = [method, options or "-"]
-            for _, digits, name in columns:
-                shares = percents(found, digits, name)
-                line.append(span(shares) if shares else "-")
+            shares = [percents(found, digits, name) for _, digits, name in columns]
             n = {row["n"] for row in test_rows(found)}
-            line += [len(proved(found)), len(found), ", ".join(map(plain, sorted(n)))]
+            line = [method, options or "-", *(span(x) if x else "-" for x in shares),
+                    len(proved(found)), len(found), ", ".join(map(plain, sorted(n)))]
             print(f"| {' | '.join(map(str, line))} |")
 
 def main(argv=None):
@@ -264,12 +252,13 @@ def main(argv=None):
     if argv == ["--help"]:
         return print(__doc__)
     if argv not in ([], ["--write"]):
+        torn = []
         try:
-            print_records(argv)
-            return 0
+            print_records(sum([read_lines(path, torn) for path in argv], []))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"report: no file of records: {error!r}", file=sys.stderr)
-            return 2
+            torn.append(f"no file of records: {error!r}")
+        print("".join(f"report: {line}\n" for line in torn), end="", file=sys.stderr)
+        return 2 if torn else 0
     differ, text = [], (ROOT / "results/numbers.txt").read_text(encoding="utf-8")
     for page in fill(text[text.index("\n# "):]).split("\n# ")[1:]:
         name, said = page.split("\n", 1)
