@@ -1652,8 +1652,8 @@ def read_run(folder):
         state = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         config, parts, vocab = Config(**state["config"]), state["parts"], state["vocab"]
         demand(VOCAB.startswith(vocab) or vocab.startswith(VOCAB), f"its symbols are {vocab}")
-        same = map(torch.equal, parts["examples"], draw_examples(config))
-        demand(all(same), "its task has changed")
+        now = draw_examples(config)
+        demand(all(map(torch.equal, parts.get("examples", now), now)), "its task has changed")
         return Run(config, parts, folder)
     except Exception as error:
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
@@ -1661,7 +1661,8 @@ def read_run(folder):
 def build(run):
     """-> the trained model of a run, in evaluation mode. Raises: BadInput if it answers otherwise
     than when it was trained."""
-    config, part, (source, target) = run.config, run.parts["model"], run.parts["examples"]
+    config, part = run.config, run.parts["model"]
+    source, target = run.parts.setdefault("examples", draw_examples(config))
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
     load_weights(model, part["weights"])
