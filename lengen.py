@@ -1174,11 +1174,11 @@ def shown_by(config, lines):
     token) that the row sees; also of the token before it and, to find clashes, the one that it must
     write. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
-    shown = {-1: {token}, 0: {token}}
+    shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
     for line in lines:
         if (line.attention, line.direction) == ("self", 1):  # column c > 0 holds digit c - 1
             shown.setdefault(line.offset - 1, set()).add(token)
-        elif line.direction == (1 if spec.msd_first else -1):  # block n is operand n with its sign
+        elif (line.attention, line.direction) == ("cross", forward):  # block n is operand n
             shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
         elif line.direction or line.offset:  # else it shows the first column of its block
             raise RunFailed("no proof: a line shows different places at different widths")
@@ -1215,6 +1215,8 @@ def short_questions(config, lines):
                 nodes.append(node)
         if max(len(found), len(paths)) > MOST_WINDOWS:
             break
+    if not found:
+        raise RunFailed("no proof: the task has no question")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(2 ** 12):  # few enough for memory
             yield arrange(config.spec, digits)
