@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Tests of lengen.py, in its order. What is right is told by others: Python's integers, torch's
-layers and optimizers, plain loops over the papers' formulas, and examples that papers print."""
+layers and optimizers, plain loops over the papers' formulas, and examples that papers print, which
+are those of lengen.py's head. Runs are made and resumed through the command line."""
 
 import copy
 import inspect
@@ -95,7 +96,7 @@ def trained(tmp_path_factory):
         runs[task] = folder, json.loads(record)
     return runs
 
-# 1. Tasks -----------------------------------------------------------------------------------------
+# 1. Tasks, and questions of them that are drawn (section 4) ----------------------------------------
 
 def operands_of(task, question):
     """Tokens of a question -> the texts of its operands."""
@@ -381,7 +382,7 @@ def test_embed_repeats_positions_after_a_period(side, index):
 
 @parametrize("task, question, shown", [
     ("successor", "$0129&", "9& 29 12 01"), ("addition", "$+00172438&", "38& 2438 1724 0017")])
-def test_banded_methods_show_a_place_and_the_one_before_it(task, question, shown):
+def test_window_bias_of_methods_shows_a_place_and_the_one_before_it(task, question, shown):
     """By hand, for rows 0 to 3. A place of two operands has two columns."""
     bias = L.make_bias(small(task, method="window"))
     found = bias(0, "cross", 4, len(question))
@@ -410,7 +411,7 @@ def drawn_batches(n):
 
 @parametrize("kind, beta, decay", [
     ("seq2seq", 0.98, 0.0), ("encoder", 0.999, 0.01)])
-def test_train_equals_torchs_adamw_in_the_paper_preset(double, kind, beta, decay):
+def test_take_step_equals_torchs_adamw_in_the_paper_preset(double, kind, beta, decay):
     """At gradients of norm 1 or less. The last loss is kept."""
     ours = drawn_model(small(model=kind, preset="paper", lr=0.01))
     theirs, batches = copy.deepcopy(ours), drawn_batches(6)
@@ -758,7 +759,7 @@ def printed(title):
     [row] = re.findall(rf"#     {title}  +(.+)", inspect.getsource(L))
     return re.split("  +", row)
 
-def test_views_of_rows_are_those_of_the_printed_table():
+def test_calibrated_bias_shows_what_the_header_prints():
     """Tokens before rows and at rows, and symbols that lines of one head show."""
     source, target = example("successor", "129", width=4)
     lines = [line("cross -1 0 0"), line("cross -1 0 -1")]
@@ -784,6 +785,7 @@ def test_follow_places_takes_the_moves_of_the_printed_walk():
 
 @parametrize("task", ["addition", "nx1", "parity"])
 def test_views_of_rows_are_equal_where_logits_of_random_weights_are(double, task):
+    """Rows are grouped by the logits of a model with random weights."""
     config = one_layer(task)
     lines = lines_at(config, "1 0 0")
     lines += [line("self 1 0 -1", 1), line("cross 0 0 0", 1, -0.3)]
@@ -1037,8 +1039,7 @@ def test_choose_lines_lets_kappa_fall_and_keeps_the_fewest(monkeypatch, strength
     """What stands out most is not needed, the weakest is. Here, only clashes fill the pool."""
     question = encode("$00&")[None], encode("$10&")[None]
     monkeypatch.setattr(L, "draw_questions", lambda *given: question)
-    # Of 7 lines, mu is 0.3 and sigma * sqrt(6) 0.6, so kappa must be below (0.4 - 0.3) / 0.6;
-    # then, one line lifts the mean above the other.
+    # Of 7 lines, mu is 0.3 and sigma * sqrt(6) 0.6, so kappa must be below (0.4 - 0.3) / 0.6.
     found, lines, windows = choose_lines(one_layer(), planted(strengths))
     offsets = [line.offset for line in lines if line.direction == -1]
     assert sorted(offsets) == [-1, 0]
