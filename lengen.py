@@ -10,7 +10,7 @@ it read along lines that continue to any length. Our variant, `learn_abc` in sec
 and a proof to the papers' stages, and can be proved exact at every length:
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
-2. Average its attention over right answers. On the left is a part of head 2, of seed 0, in percent:
+2. Average its attention over right answers. The left table shows a part of head 2, in percent:
    row t writes digit t of the answer, and columns are the keys at the end of the question.
 
            place 3    2    1    0    &                 place 3     2     1     0     &
@@ -19,7 +19,7 @@ and a proof to the papers' stages, and can be proved exact at every length:
         t = 2   13   35   29   13    5                       x     0  -.14     x     x
         t = 3   46   24    7    2    1                       0  -.14     x     x     x
 
-3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at the one below it
+3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at place t - 1
    (33, 29, 24), which helps decide whether a carry arrives. Keep a minimal set of lines that
    determines every answer, and continue them to any length as a bias on the attention scores, on
    the right. The strongest line of a head and direction gets 0, another one its mean minus that of
@@ -152,7 +152,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width, 7 in base 10: answers up to LIMIT * 2^headroom fit."""
+        """The least training width, 7 in base 10: answers below LIMIT * 2^headroom fit."""
         return next(n for n in itertools.count(1) if self.base ** n >= LIMIT * 2 ** self.headroom)
 
 def xor(carry, a):
@@ -318,7 +318,7 @@ def window_bias(w, T, S, cross=False, step=1):
 
 class Method(NamedTuple):
     """How a model knows positions. A part is a function or the class of a module. `bind` gives it
-    the arguments on the left when the model is built; those in the middle come with each call:
+    its first arguments (left) when the model is built; calls give the rest (middle) -> right:
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -539,9 +539,9 @@ def draw_hard(base, length, n):
     return torch.where(other, torch.randint(base, (n, length)), usual)
 
 def draw_questions(config, draw, length, n, width=None, distinct=True):
-    """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers come from
-    draw(base, length, n), such as `draw_exact`, and are padded with zeros to `width`. After ten
-    attempts that gave fewer than n / 2 questions, length is halved at each further one."""
+    """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
+    draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
+    is repeated, and after ten attempts for fewer than n / 2, each halves length."""
     spec, rows = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -657,7 +657,7 @@ def graphed_step(model, optimizer, graphs, *batch):
     return loss
 
 class Run(NamedTuple):
-    """A run, and its parts so far: trainings by name, see `train`, of which "model" is the last;
+    """A run and its parts so far: trainings by name, as `train` keeps them; the last is "model";
     "attention", see `average_attention`; "before", tests before fine-tuning; "examples", see
     `draw_examples`; and, of a trained run, "proof", see `prove`."""
     config: object
@@ -696,7 +696,7 @@ def percent(share):
 def load_weights(model, weights):
     try:
         model.load_state_dict(weights)
-    except RuntimeError as error:  # as of another shape
+    except RuntimeError as error:  # e.g. another shape
         raise BadInput(f"the method or VOCAB of this run has changed: {error!r:.150}") from None
 
 def train(run, model, name, data, windows=None):
@@ -737,7 +737,7 @@ def train(run, model, name, data, windows=None):
 def numbers_data(config, numbers, steps, first_training):
     """-> Data of an encoder-decoder, from training and held-out numbers. The first training begins
     with small numbers, half of them below 1.6% of the range, which teach sooner how places align;
-    the last step is uniform, as the sources are throughout."""
+    its last step draws uniformly, as the sources always do."""
     training, held_out = numbers
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
@@ -757,8 +757,8 @@ def numbers_data(config, numbers, steps, first_training):
         return min(1.0, step / 30, (steps - step + 1) / (falling * steps))
     def check(model):
         with seeded(config.seed, "held-out"):
-            source, target = batch(steps, 1000, held_out)
-        return [right_tokens(model, source, target).all(1).sum().item() / len(source)]
+            questions = batch(steps, 1000, held_out)
+        return [right_tokens(model, *questions).all(1).double().mean().item()]
     return Data(steps, batch, rate, check)
 
 def new_model(run, name, config, lines=()):
@@ -854,7 +854,7 @@ class Line(NamedTuple):
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
     offset: int  # its column in row 0, from the block's left end, or right end (anti-diagonals)
-    bias: float  # d less the greatest d, see `find_lines`
+    bias: float  # d minus the greatest d, see `find_lines`; or as `deal_lines` sets it
     z: float  # (d - mu) / sigma
     layer: int = 0
     attention: str = "cross"
@@ -905,8 +905,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 
     By our rules, lines that cross at most half of the rows are left out, as the mean of a short
     line can be high by chance. With several blocks, only a block's first column may be a vertical,
-    as others are different places at different widths. Source: v1, Eqs. 1 and 2. Differs: d is
-    compared, as in the authors' code, as d - d_max exceeds no positive threshold."""
+    as others are different places at different widths. Source: v1, Eqs. 1 and 2. Differs: as in the
+    authors' code, d is compared, not d - d_max, which is never positive."""
     for group in groups:
         for head, maps in enumerate(attention):
             means = {}  # (direction, block, offset) -> d
@@ -929,7 +929,7 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
-    cross, the greater bias. A row on no line sees, by our rules, column 0 alone, by others all.
+    cross, the greater bias. A row on no line sees column 0 by our rules, every key by others.
     Source: v2, Eq. 1 (cases), step 2.4, App. E.1; v1, step 2.3. Differs: the papers open only heads
     that are wholly closed, not rows."""
     columns = columns_of(lines, rows, blocks)
@@ -984,7 +984,7 @@ class CalibratedBias(nn.Module):
         self.config, self.lines = config, lines
 
     def get_extra_state(self):  # called by state_dict
-        return [tuple(line) for line in self.lines]
+        return list(map(tuple, self.lines))
 
     def set_extra_state(self, lines):  # called by load_state_dict
         self.lines = [Line(*line) for line in lines]
@@ -1026,9 +1026,9 @@ def average_attention(model, source, target):
     return torch.stack(own).cpu(), torch.stack(cross).cpu()
 
 def calibrate(config, attention, **changes):
-    """Yield the lines of `average_attention`, by RULES but for `changes`. By ours, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: later rows do not
-    count, as leading zeros fill them in training; biases are rounded to two decimals."""
+    """Yield the lines of `average_attention`, by RULES and `changes`. By ours, each layer has its
+    own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond spec.width
+    do not count, as they write leading zeros; biases are rounded to two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1061,7 +1061,7 @@ def calibrate(config, attention, **changes):
 # Which questions show all windows? A question is a path of moves from state to state, one at each
 # place. The state, such as the carry, is all that later moves depend on. A row sees the moves at
 # fixed distances from its own place, here its own and the one before. `short_questions` walks
-# through all questions at once. It remembers of the latest moves what later rows will see:
+# through all questions at once. It remembers the part of past moves that later rows see:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     remembers                   nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
@@ -1069,7 +1069,7 @@ def calibrate(config, attention, **changes):
 #     takes the move              9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
 # Two questions that remember the same in the same state go on alike, so one is followed. For each
-# memory and move, such as 9 -> 0, 2 -> 3, one question is completed by the fewest digits.
+# sight, such as 9 -> 0, 2 -> 3, and for each end, one question is kept, of the fewest digits.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
@@ -1078,13 +1078,12 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
-NO_PROOF = ("no proof, which takes ABC by our rules without positions, one decoder layer, no "
+NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
             "encoder, and answers of all digits; tested only")
 
 def is_provable(config):
-    scheme = config.scheme
-    return (scheme.calibrated and config.rules == "ours" and config.n_layer == 1 and not (
-        scheme.position or scheme.scores or config.n_encoder or config.spec.label))
+    return config.in_pieces and config.n_layer == 1 and not (
+        config.scheme.position or config.spec.label)
 
 class Windows(NamedTuple):
     """What rows see by the lines of `bias`."""
@@ -1112,8 +1111,8 @@ def views_of_rows(bias, source, target):
     return torch.cat(views, 2).round(decimals=9)
 
 def collect_windows(config, lines, questions):
-    """Read questions, in batches of source (B, S), target (B, T + 1), up to a clash -> the Windows
-    that their rows show to models with these lines."""
+    """Read questions, in batches of source (B, S), target (B, T + 1), up to a clash -> Windows:
+    what their rows see by these lines."""
     bias, seen = CalibratedBias(config, lines), {}
     for source, target in questions:
         for s, t, views in zip(source, target, views_of_rows(bias, source, target)):
@@ -1128,13 +1127,13 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # successive zero places, the latest or (msd_first) the first, up to the headroom
+    zeros: int  # number of latest or (msd_first) first places that are zero, up to headroom
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least=0):
     """Follow all questions of `least` or more places -> starts, a list of states; moves, {state:
     [(digits of the operands, token, next state), ...]}; ends, {state: the fewest digits from it to
-    the end of a question}, without states from which there is none. Raises: RunFailed."""
+    the end of a question}, only of states that can reach one. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     starts = [State(digits, spec.first, 0, 0) for digits in singles]
@@ -1143,7 +1142,7 @@ def follow_places(spec, least=0):
         if state in moves:
             continue
         if len(moves) > 50_000:
-            raise RunFailed("no proof: there are too many carries")
+            raise RunFailed("no proof: there are too many states, such as carries")
         final = state.carry == 0 or spec.msd_first or spec.headroom == 0
         if final and (state.zeros, state.places) == (spec.headroom, least):
             ends[state] = ()  # a question may end here
@@ -1161,18 +1160,18 @@ def follow_places(spec, least=0):
             states.append(after)
     while True:  # each pass finds the states one place further from the end
         further = {}
-        for state, of_state in moves.items():
-            for digits, _, after in of_state:
-                if after in ends and state not in ends:
+        for state in moves.keys() - ends.keys():
+            for digits, _, after in moves[state]:
+                if after in ends:
                     further[state] = (digits,) + ends[after]
         if not further:
             return starts, moves, ends
         ends |= further
 
 def shown_by(config, lines):
-    """-> for each place, relative to a row's, the indexes of the elements of its move (*digits,
-    token) that the row sees; also of the token before it and, to find clashes, the one that it must
-    write. Raises: RunFailed."""
+    """-> a list over the places around a row: the indexes of what it sees of the move there,
+    (*digits, token). The token that it must write counts, so that clashes are found. Raises:
+    RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
     for line in lines:
@@ -1213,18 +1212,19 @@ def short_questions(config, lines):
             if node not in paths:
                 paths[node] = path + (digits,)
                 nodes.append(node)
-        if max(len(found), len(paths)) > MOST_WINDOWS:
+        too_many = max(len(found), len(paths)) > MOST_WINDOWS
+        if too_many:
             break
     if not found:
         raise RunFailed("no proof: the task has no question")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(2 ** 12):  # few enough for memory
             yield arrange(config.spec, digits)
-    if max(len(found), len(paths)) > MOST_WINDOWS:  # and none of these questions clash
+    if too_many:  # said last, as a clash would say more
         raise RunFailed(f"no proof: over {MOST_WINDOWS:,} windows; tested only")
 
 def enumerate_windows(config, lines):
-    """-> Windows: all, or only those up to a clash; `why` says why they cannot be enumerated."""
+    """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
     try:
         if not is_provable(config):
             raise RunFailed(NO_PROOF)
@@ -1344,8 +1344,8 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     config, name = run.config, f"attempt {attempt}"
     model = new_model(run, name, config, lines)
     if vanilla:
-        # Queries and keys are set to zero, so that the bias alone determines attention. They stay
-        # zero, as the gradient of each has the other as a factor.
+        # Queries and keys are set to zero, so that the bias alone determines attention (without
+        # one, it is uniform). They stay zero, as the gradient of each has the other as a factor.
         model.load_state_dict(vanilla.state_dict(), strict=False)
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
@@ -1360,8 +1360,8 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: few lines are kept, those
     that determine the answer; the vanilla model is retrained, and proved."""
     config, parts = run.config, run.parts
-    # 1. A vanilla model learns, from random weights, at one width, where it ends all answers; ABC
-    # has nine. lengths: vanilla may not have those above 2,000.
+    # 1. A vanilla model learns from random weights, at one width, the only one at which it ends
+    # answers. Its lengths are not used; those of config may be too long.
     plain = config.replace(method="vanilla", lengths=(6,))
     vanilla, numbers = new_model(run, "vanilla", plain), split_numbers(config.seed)
     data = numbers_data(plain, numbers, config.steps, first_training=True)
@@ -1373,10 +1373,10 @@ def learn_abc(run):
         run.keep(attention=average_attention(vanilla, source, target))
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     kappa, lines, windows = choose_lines(config, parts["attention"])
-    # 4., 5. Retraining, under other rules than ours from random weights, ends with a proof.
+    # 4., 5. It is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head that mixes two lines hardly shows which digit is which: each line gets its own.
+        # A head hardly tells two lines apart. A new model is trained with one line per head.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         unseen = [parts[name]["curve"][-1][2] for name in ("attempt 1", "attempt 2")]
@@ -1458,14 +1458,14 @@ def settle_encoder(config):
     # Differs: two more, so that PAD follows even the longest tested numbers, as in training.
     config.width = config.width or needed + 2 * (config.preset == "fast")
     config.clip = config.clip or 2 * config.width
-    demand(needed <= config.width <= 2000, f"--width must be {needed} (by others) to 2,000")
+    demand(needed <= config.width <= 2000, f"--width must be {needed} to 2,000 here")
     demand(config.method not in ("abc", "alibi-decoder") and not config.scheme.window,
            f"--method: {config.method} needs a decoder")
     demand(config.prime <= config.examples, f"--prime: {config.prime} is more than --examples")
 
 def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
-    the example that Sec. 2.1 prints has one PAD fewer; modular answers are filled with zeros."""
+    the example that Sec. 2.1 prints has one PAD fewer; modular answers are padded with zeros."""
     spec, W, sources, targets = config.spec, config.width, [], []
     n = len(str(spec.answer(10 ** W - 1, 10 ** W - 1)))
     if config.modulus:
@@ -1489,7 +1489,7 @@ def draw_encoder_tests(config, length):
 def encoder_data(config, n_short, n_long, steps):
     """-> Data of n_short first operands, whose second is drawn at each use, and of n_long long
     questions. The curve tests train_digits and the longest prime_lengths (Figs. 3b, 4d). Differs:
-    100 warm-up steps; draws with replacement; in the fast preset, all short lengths alike."""
+    the rate warms up; draws repeat; the fast preset draws all short lengths equally often."""
     def draw_short(digits):
         if config.preset == "paper":
             return RANDOM.randrange(1, 10 ** digits)
@@ -1538,8 +1538,8 @@ def numbers(value):
 number_or_0 = functools.partial(number, least=0)
 fraction = functools.partial(number, kind=float, least=0, most=1)
 
-# Of each option: what reads its value, or choices; its default; and what it is. A default of None
-# comes from the task or from other options, or means that nothing of the kind is done.
+# For each option: a function that reads it, or choices; its default; and help. A default of None
+# is replaced by the task or from other options, or turns the option off.
 COMMON = dict(
     task=(str, "successor", "what to learn"),
     model=(str, None, "what learns it: seq2seq, universal, encoder or pairs"),
@@ -1567,7 +1567,7 @@ SEQ2SEQ = SimpleNamespace(
         rules=(RULES, "ours", "which choose the lines of ABC: ours, v1, v2 or code"),
         n_encoder=(number_or_0, 0, "encoder layers, or passes through one"),
         n_layer=(number, 1, "decoder layers")),
-    # v2, App. B and D; batch, steps, width: its code for addition; retrain_steps: a tenth of steps.
+    # From v2, App. B and D; batch, steps and width from its code; retrain_steps is steps / 10.
     paper=dict(rules="v2", samples=10_000, steps=460_000, retrain_steps=46_000, batch=512, lr=1e-5,
                dropout=0.3, width=61, n_encoder=1, n_layer=6, n_head=8, d_model=128))
 ENCODER = SimpleNamespace(
@@ -1604,7 +1604,7 @@ class Config:
     and METHODS. An option has the last of these values: the default of its kind of model; of the
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
-    method, preset, n_layer, n_head, in_pieces = "nope", "fast", 0, 1, False  # without option
+    method, preset, n_layer, n_head, in_pieces = "nope", "fast", 0, 1, False  # if no options
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if str(task) in kind.tasks]

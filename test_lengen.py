@@ -96,7 +96,7 @@ def trained(tmp_path_factory):
         runs[task] = folder, json.loads(record)
     return runs
 
-# 1. Tasks, and questions of them that are drawn (section 4) ----------------------------------------
+# 1. Tasks, and questions of them that are drawn (section 4) --------------------------------------
 
 def operands_of(task, question):
     """Tokens of a question -> the texts of its operands."""
@@ -614,7 +614,7 @@ def bias_of_papers(attention, M, N, kappa, groups=((1,), (0,), (-1,)), total=Fal
     ("v2", dict(groups=((1, 0, -1),))),
     ("code", dict(groups=((-1,),), total=True))])
 def test_abc_bias_is_that_of_the_papers_equations(double, rules, changes, m, n, kappa):
-    """In v2 (Eq. 1), directions are compared with one another; in the authors' code, sums."""
+    """So are `find_lines`, `bias_of_lines`. By a loop over v1, Eqs. 1, 2; v2, Eq. 1; the code."""
     attention = randn(2, m, n).softmax(2)
     found = abc_bias(attention, 12, 15, rules, kappa=kappa)
     for head, bias in zip(attention, found):
@@ -655,8 +655,8 @@ def test_abc_bias_ends_lines_of_self_attention_at_the_row(of):
     ("nx1", "$123*6&", "cross", "-1 0 0", "321$$$"),
     ("successor", "$abcde", "self", "1 0 -1", "$$abcd"),
     ("successor", "$abcde", "self", "1 0 1", "$$$$$$")])
-def test_a_line_shows_a_place_to_each_row(task, keys, attention, path, shown):
-    """By the table of section 5, not by lines of other layers. A row without a line sees START."""
+def test_bias_of_lines_shows_a_place_to_each_row(task, keys, attention, path, shown):
+    """By the table in section 5, not by lines of other layers. A row without a line sees START."""
     direction, block, offset = map(int, path.split())
     line = Line(0, direction, block, offset, 0.0, 1.0, attention=attention)
     lines = [line, line._replace(layer=1, offset=3)]
@@ -981,7 +981,7 @@ class Reader(nn.Module):
 @parametrize("factor, proved", [
     (1.005, True), (1.006, False), (-1, False), (math.nan, False)])
 def test_measure_drift_compares_longer_questions(factor, proved):
-    """Of 9 logits, 0.5% are 0.045; 0.05 is too much."""
+    """By `prove` of a fake model. Of 9 logits, 0.5% are 0.045; MARGIN / 10 = 0.05 is too much."""
     windows = windows_of("successor", "0 -1")
     proof = prove(Reader(windows, factor), windows)
     assert proof["proved"] == proved
@@ -1036,7 +1036,7 @@ def planted(strengths):
 @parametrize("strengths, kappa", [
     ({1: 0.6, 0: 0.503, -1: 0.3}, 0.15), ({0: 5, -1: 0.02}, -0.2)])
 def test_choose_lines_lets_kappa_fall_and_keeps_the_fewest(monkeypatch, strengths, kappa):
-    """What stands out most is not needed, the weakest is. Here, only clashes fill the pool."""
+    """By hand: what stands out most is not needed, the weakest is; 212 = 200 + 10 + 2 windows."""
     question = encode("$00&")[None], encode("$10&")[None]
     monkeypatch.setattr(L, "draw_questions", lambda *given: question)
     # Of 7 lines, mu is 0.3 and sigma * sqrt(6) 0.6, so kappa must be below (0.4 - 0.3) / 0.6.
@@ -1305,7 +1305,7 @@ class Hostile:
 @parametrize("changes", [
     "parts=Hostile()", "vocab='9876543210+*$&@'", "vocab='123'", "config=3", "",
     "config=dict(task='successor')", "config=dict(task='parity', width=30)"])
-def test_load_refuses_another_checkpoint(trained, command, changes):
+def test_read_run_refuses_another_checkpoint(trained, command, changes):
     """One of them is cut off. Code in one of them is not run."""
     state = torch.load(trained["parity"][0] / "checkpoint.pt", weights_only=True)
     Path("run").mkdir()
@@ -1319,7 +1319,7 @@ def test_load_refuses_another_checkpoint(trained, command, changes):
 @parametrize("change", [
     "total=TASKS['successor'].total", "headroom=1", "msd_first=True", "position=L.sinusoids",
     "position=L.LearnedPositions"])
-def test_load_refuses_a_run_whose_task_or_method_has_changed(trained, monkeypatch, change):
+def test_read_run_refuses_a_run_whose_task_or_method_has_changed(trained, monkeypatch, change):
     table, name = (METHODS, "abc") if "position" in change else (TASKS, "parity")
     changed = table[name]._replace(**eval(f"dict({change})"))
     monkeypatch.setitem(table, name, changed)
@@ -1358,7 +1358,7 @@ def killed_after(n, keep=Run.keep):
     (2, "successor"), (5, "successor"), (7, "successor"),
     (4, "addition --model=encoder --finetune=6 --train-digits=1 --n-encoder=1")])
 def test_make_run_goes_on_to_the_same_bits(command, monkeypatch, n, options):
-    """In stages of ABC, with all answers taken for right, and before the record is written."""
+    """As without a kill at the n-th save, 7 that before the record. All answers count as right."""
     monkeypatch.setattr(
         L, "right_tokens", lambda model, source, target: model.eval() and target[:, 1:] >= 0)
     options = f"{SHORT} --dropout=0.1 --steps=110 --retrain-steps=15 --task={options}"
@@ -1379,7 +1379,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 def test_make_run_tests_a_finished_run_in_a_new_folder(trained, command):
-    """It is proved again, too. Long numbers have a bias in pieces."""
+    """By the command line. It is proved again, too. Long numbers have a bias in pieces."""
     folder, _ = trained["successor"]
     before = contents(folder)
     _, out, _ = command(f"--from={folder} --lengths=30,2100 --samples=20 --json {QUIET}")
