@@ -748,7 +748,7 @@ def numbers_data(config, numbers, steps, first_training):
             return number[:, None] // base ** torch.arange(length) % base
         width = config.widths[torch.randint(len(config.widths), ())]
         source, target = draw_questions(config, draw, config.spec.width, B, width, distinct=False)
-        demand(len(source), f"{config.task}: 20 draws of {B} gave no question; has it headroom?")
+        demand(len(source), f"{config.task}: 20 draws of {B} gave no question")
         return source, target
     def rate(step):
         if config.preset == "paper":
@@ -1174,10 +1174,11 @@ def shown_by(config, lines):
     RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
+    n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for line in lines:
         if (line.attention, line.direction) == ("self", 1):  # column c > 0 holds digit c - 1
             shown.setdefault(line.offset - 1, set()).add(token)
-        elif (line.attention, line.direction) == ("cross", forward):  # block n is operand n
+        elif (line.attention, line.direction) == ("cross", forward) and line.block < n_number:
             shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
         elif line.direction or line.offset:  # else it shows the first column of its block
             raise RunFailed("no proof: a line shows different places at different widths")
@@ -1656,7 +1657,10 @@ def read_run(folder):
         demand(VOCAB.startswith(vocab) or vocab.startswith(VOCAB), f"its symbols are {vocab}")
         now = draw_examples(config)
         demand(all(map(torch.equal, parts.get("examples", now), now)), "its task has changed")
-        return Run(config, parts, folder)
+        run = Run(config, parts, folder)
+        if "proof" in parts:
+            build(run)
+        return run
     except Exception as error:
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
@@ -1690,9 +1694,12 @@ def summary(record):
         yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen}"
     if "lines" in proof:
         yield f"lines     {len(proof['lines'])} at kappa {proof['kappa']}"
-    yield "proof     " + (proof["why"] or (
-        "exact at every length, rounding aside: right on all {windows:,} windows, by {margin:.1f} "
-        "or more; drift {drift:.0e} in up to {drift_digits:,} digits").format(**proof))
+    found = proof["why"]
+    if proof["proved"]:
+        found = ("exact at every length, rounding aside: right on all {windows:,} windows, by "
+                 "{margin:.1f} or more; drift {drift:.0e} in up to {drift_digits:,} digits"
+                 ).format(**proof)
+    yield f"proof     {found}"
     yield f"tests     {tests['seconds']:.1f} s on {record['device']}"
     yield "digits   exact  set             n"
     for row in tests["rows"]:
@@ -1712,8 +1719,9 @@ def execute(run, as_json=False):
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         parts["proof"] = learn(run) or dict(proved=False, why=NO_PROOF)
     model, proof = build(run), parts["proof"]
-    if trained and proof["proved"]:  # the code may have changed since
-        proof.update(prove(model, enumerate_windows(config, model.bias.lines)))
+    if trained:  # the code, or the file, may have changed since
+        lines = getattr(getattr(model, "bias", None), "lines", [])
+        proof.update(prove(model, enumerate_windows(config, lines)))
     tests = evaluate(model, config)
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
         proof.update(proved=False, why="right on all windows, but wrong in tests")
@@ -1733,15 +1741,17 @@ def make_run(given, source=None, out=None, device=None):
     """-> a new run of these options or, from the folder `source`, one that goes on."""
     best, parts = "cuda" if torch.cuda.is_available() else "cpu", {}
     demand(device in (None, "cpu", best), f"--device: there is no {device}")
+    record = Path(source or "", "result.json")
+    is_recorded = record.exists()  # asked before the checkpoint is read, which is written earlier
     if source is not None:
         demand(given.keys() <= {"lengths", "samples"}, "--from allows only --lengths, --samples")
         config, parts, _, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
-    record = Path(source or "", "result.json")
-    if source and not ("proof" in parts and record.exists()):  # it goes on in its folder
+    if source and not ("proof" in parts and is_recorded):  # it goes on in its folder
         demand(not out, "--out: an unfinished run goes on in its own folder")
-        record.unlink(missing_ok=True)  # of another checkpoint
+        if is_recorded:
+            record.unlink(missing_ok=True)  # of another checkpoint
         return Run(config, parts, source, device or best)
     # A finished run stays as it is; its model is tested again in a new folder.
     name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
