@@ -542,10 +542,10 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
     is repeated, and after ten attempts for fewer than n / 2, each halves length."""
-    spec, rows = config.spec, []
+    spec, found, n_valid = config.spec, [], 0
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
-        if attempt > 9 and distinct and sum(map(len, rows)) < n / 2:
+        if attempt > 9 and distinct and n_valid < n / 2:
             length = (length + 1) // 2
         digits = []
         for operand in spec.operands:
@@ -557,14 +557,15 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        rows.append(torch.cat([source, target], 1))
-        found = torch.cat(rows)
+        rows = torch.cat([source, target], 1)
+        found.append(rows)
+        n_valid += len(rows)
         if distinct:  # in the order in which they were drawn
-            different = dict.fromkeys(map(tuple, found.tolist()))
-            found = torch.tensor(list(different)).long().view(-1, found.shape[1])
-        if len(found) >= n:
+            different = dict.fromkeys(map(tuple, torch.cat(found).tolist()))
+            found = [torch.tensor(list(different)).long().view(-1, rows.shape[1])]
+        if sum(map(len, found)) >= n:
             break
-    return found[:n].split([source.shape[1], target.shape[1]], 1)
+    return torch.cat(found)[:n].split([source.shape[1], target.shape[1]], 1)
 
 class Optimizer:
     """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
