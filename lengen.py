@@ -31,13 +31,12 @@ and a proof to the papers' stages, and can be proved exact at every length:
 The way to the idea is this preamble and sections 1, 2, 5 and 7. All use `config`: the options of a
 run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
 the entries of TASKS, METHODS and KINDS (of models); training pads numbers with zeros to one of the
-`widths`. By default, a model has one decoder layer and no encoder, so that its cross-attention
-reads the question's embeddings.
+`widths`. By default, a model has one decoder layer, whose cross-attention reads embeddings.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
-vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Lengths
-are in digits, and place 0 is the digit that a task computes first. In docstrings, `x -> y` means
-that y is returned for x; `Source:` names an origin, `Differs:` a departure from it.
+vocabulary, W digits of a number; attention is m x n in training, M x N at any other length. Place 0
+is the digit that a task computes first. In docstrings, `x -> y` means that y is returned for x;
+`Source:` names an origin, `Differs:` a departure from it.
 
 v1: Duan and Shi 2023, From Interpolation to Extrapolation: Complete Length Generalization for
 Arithmetic Transformers. v2: Duan, Shi and Xu 2024, Attention Bias as an Inductive Bias: How to
@@ -45,10 +44,8 @@ Teach Transformers Simple Arithmetic. Jelassi: Jelassi et al. 2023, Length Gener
 Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 
 import argparse
-import contextlib
 import copy
 import functools
-import hashlib
 import io
 import itertools
 import json
@@ -66,9 +63,8 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
-SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of this file, for records
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 RANDOM = random.Random()  # draws integers of any size
 
@@ -82,16 +78,13 @@ def demand(condition, complaint):
     if not condition:
         raise BadInput(complaint)
 
-@contextlib.contextmanager
-def seeded(*names):
-    """Seed RANDOM and torch by `names`; restore torch's state on exit."""
+def seed_draws(*names):
+    """Seed RANDOM and torch by `names`."""
     RANDOM.seed(repr(names))
-    seed, on_gpu = RANDOM.getrandbits(63), torch.cuda.is_initialized()
-    with torch.random.fork_rng([0] * on_gpu):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
-        if on_gpu:
-            torch.cuda.manual_seed(seed)
-        yield
+    seed = RANDOM.getrandbits(63)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
 
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
 # A task computes its answer place by place, as on paper. For 129 + 1:
@@ -146,9 +139,7 @@ class Task(NamedTuple):
         found = self.total(carry.clone(), *digits.clone().unbind(-1))  # it may change its arguments
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
-        found = [torch.as_tensor(x) for x in found]
-        demand(not any(map(torch.is_floating_point, found)), f"{self.about}: total gives floats")
-        return [x.long().expand_as(carry) for x in found]
+        return [torch.as_tensor(x).long().expand_as(carry) for x in found]
 
     @property
     def width(self):
@@ -173,8 +164,7 @@ TASKS = {
 def arrange(spec, digits, align=False):
     """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. With align, two
-    operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4. Raises:
-    BadInput."""
+    operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4."""
     answer, carry = [], torch.full_like(digits[:, 0, 0], spec.first)
     for column in digits.unbind(1):
         digit, carry = spec.step(carry, column)
@@ -185,8 +175,6 @@ def arrange(spec, digits, align=False):
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
     digits, answer = digits[valid], answer[valid]
-    demand(((answer >= 0) & (answer < spec.base)).all(),
-           f"{spec.about}: total gives a digit that base {spec.base} does not have")
     if spec.label:
         answer = answer[:, -1:]
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
@@ -217,10 +205,10 @@ def example(task, *operands, width=1, align=False):
     demand(len(source), f"{what} has no answer of {width} digits: {spec.about}")
     return decode(source[0]), decode(target[0])
 
-# 2. Attention and biases --------------------------------------------------------------------------
-# This section can be copied as it stands; it needs math, torch, nn and F (torch.nn.functional). A
-# bias is added to the scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes
-# alone is on torch's default device; `masked_softmax` moves it to that of the scores.
+# 2. Attention with a bias -------------------------------------------------------------------------
+# This section can be copied as it stands; it needs math, torch and nn. A bias is added to the
+# scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes alone is on torch's
+# default device; `masked_softmax` moves it to that of the scores.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -258,6 +246,12 @@ class MultiHeadAttention(nn.Module):
         mixed = self.dropout(weights) @ v  # (B, H, T, D)
         return self.out(mixed.transpose(1, 2).flatten(2)), weights
 
+def causal_bias(T):
+    """-> (1, T, T): 0 for j <= i, -inf above the diagonal."""
+    return torch.full((1, T, T), -math.inf).triu(1)
+
+# 3. Positions, methods, Transformer ---------------------------------------------------------------
+
 def sinusoidal(positions, d_model):
     """Positions t (T,) -> (T, C): channels 2p, 2p + 1 are sin and cos of t / 10000^(2p/C), made in
     float64, to be precise at large t. Source: Vaswani et al. 2017, Sec. 3.5."""
@@ -276,9 +270,8 @@ def rope(x):
 
 def relative_scores(q, table, k=None, S=None):
     """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled scores (B, H, T, S): q_i . a_ij
-    plus, if k is given, k_j . a_ij; a_ij = table[clip(j - i, -K, K) + K]. By default, S is that of
-    k, or else T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and
-    queries), as in HuggingFace's models; Jelassi cites Huang et al. 2018."""
+    plus, if k is given, k_j . a_ij; a_ij = table[clip(j - i, -K, K) + K]. Without k, S is given or
+    T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
     S, K = S or (q if k is None else k).shape[2], len(table) // 2
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
     a = F.embedding((j - i[:, None]).clamp(-K, K) + K, table)  # (T, S, D)
@@ -299,22 +292,15 @@ def alibi_bias(n_head, T, S):
     i, j = torch.arange(T)[:, None], torch.arange(S)
     return -alibi_slopes(n_head)[:, None, None] * (j - i).abs()
 
-def causal_bias(T):
-    """-> (1, T, T): 0 for j <= i, -inf above the diagonal."""
-    return torch.full((1, T, T), -math.inf).triu(1)
-
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees its own token and
-    the w tokens before it. In cross-attention, it sees the column of place i and the w places to
-    the right of it: with w = 1, row 0 sees `9&` of `$0129&`, and row 1 sees `29`. Signs and START
-    take places, too. If two operands are interleaved, a place has `step` = 2 columns. Source: v2,
-    App. C.4, and the authors' code. Differs: v2's text also opens w positions on the other side."""
+    the w tokens before it; in cross-attention, place i and the w places to the right of it: with
+    w = 1, row 1 sees `29` of `$0129&`. If two operands are interleaved, a place has `step` = 2
+    columns. Source: v2, App. C.4 and code. Differs: v2's text opens w places on the left, too."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
     return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -math.inf)
-
-# 3. Transformer and the table of methods ----------------------------------------------------------
 
 class Method(NamedTuple):
     """How a model knows positions. A part is a function or the class of a module. `bind` gives it
@@ -430,9 +416,7 @@ class Layer(nn.Module):
         x = self.residual(0, x, lambda y: self.self_attention(y, y, self_bias)[0])
         if memory is not None:
             x = self.residual(1, x, lambda y: self.cross_attention(y, memory, cross_bias)[0])
-        # The feed-forward network takes rows in chunks, so that a million fit in memory.
-        chunks = [self.residual(-1, rows, self.feed_forward) for rows in x.split(2 ** 12, 1)]
-        return torch.cat(chunks, 1)
+        return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
     """An encoder-decoder. Without encoder layers, the decoder reads the embeddings of the source;
@@ -519,12 +503,6 @@ def generate(model, source, limit):
 
 # 4. Questions, training and tests -----------------------------------------------------------------
 
-def split_numbers(seed):
-    """-> training and held-out integers below LIMIT, 7:1, each sorted. Source: v2, App. B (whose
-    range includes 2^20 itself)."""
-    order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(seed))
-    return [part.sort().values for part in order.split(LIMIT * 7 // 8)]
-
 def draw_exact(base, length, n):
     """-> (n, length): n numbers of exactly `length` digits. Source: v1, Sec. 3.3."""
     digits = torch.randint(base, (n, length))
@@ -541,11 +519,11 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated, and after ten attempts for fewer than n / 2, each halves length."""
-    spec, found, n_valid = config.spec, [], 0
+    is repeated. After ten attempts without any question, each halves length."""
+    spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
-        if attempt > 9 and distinct and n_valid < n / 2:
+        if attempt > 9 and not any(map(len, found)):
             length = (length + 1) // 2
         digits = []
         for operand in spec.operands:
@@ -557,61 +535,51 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        rows = torch.cat([source, target], 1)
-        found.append(rows)
-        n_valid += len(rows)
+        found.append(torch.cat([source, target], 1))
         if distinct:  # in the order in which they were drawn
             different = dict.fromkeys(map(tuple, torch.cat(found).tolist()))
-            found = [torch.tensor(list(different)).long().view(-1, rows.shape[1])]
+            found = [torch.tensor(list(different)).long().view(-1, found[0].shape[1])]
         if sum(map(len, found)) >= n:
             break
     return torch.cat(found)[:n].split([source.shape[1], target.shape[1]], 1)
 
 class Optimizer:
-    """Muon for the weight matrices of the linear maps of each `Layer`, Adam at a quarter of the
-    rate for all other weights; in the paper preset and without a `Layer`, Adam for all. torch.optim
-    takes a second to import. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma
-    and Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, here of Adam's weights alone)."""
+    """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
+    all other weights; in the paper preset and without such layers, Adam for all. torch.optim takes
+    a second to import. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma and
+    Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, here of Adam's weights alone)."""
     def __init__(self, model, config):
-        self.config, self.weights = config, list(model.parameters())
-        self.others, self.stacks, matrices = [], {}, set()
-        for layer in model.modules():
-            if isinstance(layer, Layer) and config.preset == "fast":
-                matrices |= {x.weight for x in layer.modules() if isinstance(x, nn.Linear)}
-        for weight in self.weights:
-            if weight in matrices:  # those of one shape move together
-                self.stacks.setdefault(weight.shape, []).append(weight)
-            else:
-                self.others.append(weight)
-        mean = torch.zeros_like(parameters_to_vector(self.others))
-        momenta = [torch.zeros_like(torch.stack(x)) for x in self.stacks.values()]
-        # steps, mean, square and momenta change in place, as a CUDA graph needs, and are kept.
-        self.state = [mean.new_zeros(()), mean, mean.clone(), *momenta]
+        self.config, together = config, {}
+        for name, weight in model.named_parameters():
+            in_layer = name.startswith(("encoder.", "decoder.")) and name.endswith(".weight")
+            use_muon = in_layer and weight.dim() == 2 and config.preset == "fast"
+            together.setdefault((use_muon, weight.shape), []).append(weight)
+        self.adam_share = 0.25 if any(use_muon for use_muon, _ in together) else 1.0
+        self.steps, self.groups = next(model.parameters()).new_zeros(()), []
+        for (use_muon, _), weights in together.items():
+            values = torch.stack([weight.detach() for weight in weights])
+            grads, mean, square = values.new_zeros(3, *values.shape)
+            for weight, value, grad in zip(weights, values, grads):
+                weight.data, weight.grad = value, grad  # views, which change with the stack
+            self.groups.append((use_muon, values, grads, mean, square))
+        # Kept in checkpoints; like weights, changed in place, as a CUDA graph needs.
+        self.state = [self.steps] + [x for _, _, _, *moments in self.groups for x in moments]
 
     @torch.no_grad()
     def step(self, share):
         """Move the weights by their gradients, at this share () of the peak rate."""
-        steps, mean, square, *momenta = self.state
-        steps += 1  # in place
+        self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
-        for weights, momentum in zip(self.stacks.values(), momenta):
-            update = muon(torch.stack(gradients(weights)), momentum)  # (n, a, b)
-            update = rate * 0.2 * math.sqrt(max(update.shape[1:])) * update
-            for weight, change in zip(weights, update):
-                weight -= change
-        grad = torch.cat([x.flatten() for x in gradients(self.others)])
-        mean.lerp_(grad, 0.1)
-        square.lerp_(grad * grad, 1 - beta)
-        spread = (square / (1 - beta ** steps)).sqrt() + 1e-8
-        update = mean / (1 - 0.9 ** steps) / spread + decay * parameters_to_vector(self.others)
-        if self.stacks:
-            rate = rate / 4
-        sizes = [weight.numel() for weight in self.others]
-        for weight, change in zip(self.others, (rate * update).split(sizes)):
-            weight -= change.view_as(weight)
-
-def gradients(weights):
-    return [torch.zeros_like(x) if x.grad is None else x.grad for x in weights]
+        for use_muon, values, grads, mean, square in self.groups:
+            if use_muon:
+                scale = rate * 0.2 * math.sqrt(max(values.shape[1:]))
+                values -= scale * muon(grads, mean)
+            else:
+                mean.lerp_(grads, 0.1)
+                square.lerp_(grads * grads, 1 - beta)
+                spread = (square / (1 - beta ** self.steps)).sqrt() + 1e-8
+                update = mean / (1 - 0.9 ** self.steps) / spread + decay * values
+                values -= rate * self.adam_share * update
 
 def muon(grad, momentum):
     """Matrices (n, a, b) -> updates (n, a, b), nearly semi-orthogonal, by Newton-Schulz steps."""
@@ -630,12 +598,11 @@ def muon(grad, momentum):
 def take_step(model, optimizer, share, source, target):
     """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1."""
     model.train()
-    for weight in optimizer.weights:
-        weight.grad = None
+    model.zero_grad(set_to_none=False)  # gradients stay where the optimizer has them
     logits = model(source, target[:, :-1]).flatten(0, 1).float()
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
-    clip_grad_norm_(optimizer.weights, 1.0)
+    clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step(share)
     return loss.detach()
 
@@ -703,8 +670,7 @@ def load_weights(model, weights):
 def train(run, model, name, data, windows=None):
     """Train a model on Data -> the last proof, or None. With windows, a proof ends the training.
     run.parts[name] gets "steps", "seconds", "weights", "curve", a list of [step, loss, *check], and
-    "optimizer", to resume, which is absent from a finished part. Raises: RunFailed if the loss is
-    not finite."""
+    "optimizer", to resume, which is absent from a finished part."""
     config, optimizer, graphs, proof = run.config, Optimizer(model, run.config), {}, None
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     start, curve = time.perf_counter() - part["seconds"], part["curve"]
@@ -716,8 +682,8 @@ def train(run, model, name, data, windows=None):
             state.copy_(kept)
     for step in range(part["steps"] + 1, data.steps + 1):
         share = optimizer.state[0].new_tensor(data.rate(step))
-        with seeded(config.seed, name, step):  # so that a resumed run draws the same
-            loss = graphed_step(model, optimizer, graphs, share, *data.batch(step))
+        seed_draws(config.seed, name, step)  # so that a resumed run draws the same
+        loss = graphed_step(model, optimizer, graphs, share, *data.batch(step))
         done = step == data.steps
         if windows and (done or step % 25 == 0 and step >= 50):
             proof = prove(model, windows)
@@ -735,11 +701,13 @@ def train(run, model, name, data, windows=None):
         if done:
             return proof
 
-def numbers_data(config, numbers, steps, first_training):
-    """-> Data of an encoder-decoder, from training and held-out numbers. The first training begins
-    with small numbers, half of them below 1.6% of the range, which teach sooner how places align;
-    its last step draws uniformly, as the sources always do."""
-    training, held_out = numbers
+def numbers_data(config, steps, first_training):
+    """-> Data of an encoder-decoder. The numbers below LIMIT are split 7:1 into training and
+    held-out ones. The first training begins with small numbers, half of them below 1.6% of the
+    range, which teach sooner how places align; its last step draws uniformly, as the sources always
+    do. Source: v2, App. B, whose range includes 2^20 itself."""
+    order = torch.randperm(LIMIT, generator=torch.Generator().manual_seed(config.seed))
+    training, held_out = [part.sort().values for part in order.split(LIMIT * 7 // 8)]
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
@@ -757,25 +725,22 @@ def numbers_data(config, numbers, steps, first_training):
         falling = 0.4 if first_training else 1.0  # share of the steps in which the rate falls
         return min(1.0, step / 30, (steps - step + 1) / (falling * steps))
     def check(model):
-        with seeded(config.seed, "held-out"):
-            questions = batch(steps, 1000, held_out)
-        return [right_tokens(model, *questions).all(1).double().mean().item()]
+        seed_draws(config.seed, "held-out")
+        source, target = batch(steps, 1000, held_out)
+        return [right_tokens(model, source, target).all(1).double().mean().item()]
     return Data(steps, batch, rate, check)
 
 def new_model(run, name, config, lines=()):
-    """-> a model on the run's device, initialized from the seed and `name`; a calibrated method
-    has these lines."""
-    with seeded(config.seed, name):
-        return config.kind.model(config, lines).to(run.device)
+    """-> a model on the run's device, initialized from the seed and `name`."""
+    seed_draws(config.seed, name)
+    return config.kind.model(config, lines).to(run.device)
 
 def learn_method(run):
-    config, numbers = run.config, split_numbers(run.config.seed)
-    data = numbers_data(config, numbers, config.steps, first_training=True)
-    train(run, new_model(run, "model", config), "model", data)
+    data = numbers_data(run.config, run.config.steps, first_training=True)
+    train(run, new_model(run, "model", run.config), "model", data)
 
 def settle_seq2seq(config):
-    """Check values of an encoder-decoder; derive `widths`, `align` and `in_pieces`, whether long
-    biases come in pieces."""
+    """Check values of an encoder-decoder; derive `widths`, `align` and `in_pieces`."""
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
     signs = sorted(set(VOCAB[n_digit:]) - {START, END, PAD})
@@ -790,6 +755,7 @@ def settle_seq2seq(config):
     config.align = scheme.bias is banded and len(operands) == 2
     demand(scheme.bias is not banded or not spec.msd_first and len(operands) < 3,
            f"--method: {config.method} reads one or two operands, from the last digit on")
+    # Biases of long numbers are made in pieces, where lines alone determine what rows see.
     others = config.n_encoder or scheme.scores
     config.in_pieces = scheme.calibrated and config.rules == "ours" and not others
     demand(config.in_pieces or max(config.lengths) <= 2000,
@@ -802,8 +768,8 @@ def draw_tests(config, length):
         n = min(n, 200)  # long questions are slow
     tests = dict(random=draw_questions(config, draw_exact, length, n))
     if length == max([x for x in config.lengths if x <= 60], default=0):
-        with seeded(config.seed, "hard", length):
-            tests["hard"] = draw_questions(config, draw_hard, length, n)
+        seed_draws(config.seed, "hard", length)
+        tests["hard"] = draw_questions(config, draw_hard, length, n)
     return tests
 
 def evaluate(model, config):
@@ -811,8 +777,8 @@ def evaluate(model, config):
     "correct" of "n", and the accuracy of each digit, "places"."""
     rows, start = [], time.perf_counter()
     for length in config.lengths:
-        with seeded(config.seed, "test", length):
-            tests = config.kind.draw_tests(config, length)
+        seed_draws(config.seed, "test", length)
+        tests = config.kind.draw_tests(config, length)
         for name, (source, target) in tests.items():
             right = right_tokens(model, source, target)
             is_digit = target[:, 1:] < VOCAB.index("+")
@@ -895,8 +861,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
     """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks. In each
     head and group of directions, d of a line is its mean attention or, if total, its sum; mu and
     sigma are the mean and deviation of d over all L lines. A line stands out if d > mu + kappa *
-    sigma or, by our rules, if d > mu + kappa * sigma * sqrt(L - 1). No d can exceed mu + sigma *
-    sqrt(L - 1), so one kappa of ours fits any L. For L = 6, say:
+    sigma. By our rules, sigma is multiplied by sqrt(L - 1): no d can exceed mu + sigma * sqrt(L -
+    1), so one kappa fits any L. For L = 6, say:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -904,10 +870,10 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
         v1, kappa 1.5     d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
-    By our rules, lines that cross at most half of the rows are left out, as the mean of a short
-    line can be high by chance. With several blocks, only a block's first column may be a vertical,
-    as others are different places at different widths. Source: v1, Eqs. 1 and 2. Differs: as in the
-    authors' code, d is compared, not d - d_max, which is never positive."""
+    By our rules, lines of at most half of the rows are left out, as a short mean is high by chance.
+    With several blocks, only a block's first column may be a vertical, as others are different
+    places at different widths. Source: v1, Eqs. 1 and 2. Differs: as in the authors' code, d is
+    compared, not d - d_max, which is never positive."""
     for group in groups:
         for head, maps in enumerate(attention):
             means = {}  # (direction, block, offset) -> d
@@ -930,9 +896,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
-    cross, the greater bias. A row on no line sees column 0 by our rules, every key by others.
-    Source: v2, Eq. 1 (cases), step 2.4, App. E.1; v1, step 2.3. Differs: the papers open only heads
-    that are wholly closed, not rows."""
+    cross, the greater bias. A row on no line sees column 0 by our rules, every key by others (in
+    the papers, if its whole head is closed). Source: v2, Eq. 1, step 2.4, App. E.1; v1, step 2.3"""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -958,9 +923,8 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     """For a model of your own, without a proof: attention (H, m, n), averaged over examples but not
     heads, as by nn.MultiheadAttention with average_attn_weights=False -> bias (H, M, N) of its
     lines, found by RULES[rules][of] with `changes`. of: "cross" or, for a decoder's attention to
-    its own output, "self", whose lines end at the row; add `causal_bias(M)`. blocks: the size of
-    each block of columns as (size in n, size in N), by default one. Source: v1, Sec. 5, step 2; v2,
-    App. D, step 2."""
+    its own output, "self"; then add `causal_bias(M)`. blocks: (size in n, size in N) of each block
+    of columns, by default one. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     found = find_lines(attention.cpu(), now, **RULES[rules][of] | changes)
     lines = [line._replace(attention=of) for line in found]
@@ -1089,16 +1053,10 @@ def is_provable(config):
 class Windows(NamedTuple):
     """What rows see by the lines of `bias`."""
     bias: CalibratedBias
-    seen: dict  # {window, as bytes: (token to write, source (S,), target (T + 1,), row)}
+    seen: dict  # {window, as bytes: (token to write, source (S,), target (T + 1,), its index)}
+    questions: list  # source (B, S), target (B, T + 1), indexes of the windows (B, T)
     clash: tuple = ()  # two questions that clash, each as source (1, S), target (1, T + 1)
     why: str = ""  # why there can be no proof, such as a clash
-
-    def batches(self):
-        """Yield source (B, S), target (B, T + 1), rows (B,), in the order of `seen`."""
-        for _, group in itertools.groupby(self.seen.values(), lambda shown: len(shown[2])):
-            _, source, target, rows = zip(*group)
-            batch = torch.stack(source), torch.stack(target), torch.tensor(rows)
-            yield from zip(*[x.split(500) for x in batch])
 
 def views_of_rows(bias, source, target):
     """What rows of questions, source (B, S), target (B, T + 1), see by lines -> numbers (B, T,
@@ -1112,18 +1070,22 @@ def views_of_rows(bias, source, target):
     return torch.cat(views, 2).round(decimals=9)
 
 def collect_windows(config, lines, questions):
-    """Read questions, in batches of source (B, S), target (B, T + 1), up to a clash -> Windows:
-    what their rows see by these lines."""
-    bias, seen = CalibratedBias(config, lines), {}
+    """Batches of questions, source (B, S), target (B, T + 1) -> Windows, up to the first clash."""
+    bias, seen, read = CalibratedBias(config, lines), {}, []
     for source, target in questions:
-        for s, t, views in zip(source, target, views_of_rows(bias, source, target)):
-            for row, (view, token) in enumerate(zip(views.numpy(), t[1:].tolist())):
-                first, s0, t0, _ = seen.setdefault(view.tobytes(), (token, s, t, row))
+        indexes, views = [], views_of_rows(bias, source, target).numpy()
+        for s, t, rows in zip(source, target, views):
+            for view, token in zip(rows, t[1:].tolist()):
+                new = token, s, t, len(seen)
+                first, s0, t0, index = seen.setdefault(view.tobytes(), new)
+                indexes.append(index)
                 if first != token:
                     why = (f"{decode(s)} and {decode(s0)} look the same to a row that must write "
                            f"{VOCAB[token]} or {VOCAB[first]}")
-                    return Windows(bias, seen, ((s[None], t[None]), (s0[None], t0[None])), why)
-    return Windows(bias, seen)
+                    clash = (s[None], t[None]), (s0[None], t0[None])
+                    return Windows(bias, seen, read, clash, why)
+        read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
+    return Windows(bias, seen, read)
 
 class State(NamedTuple):
     singles: tuple  # the single digits, the same at every place
@@ -1171,8 +1133,7 @@ def follow_places(spec, least=0):
 
 def shown_by(config, lines):
     """-> a list over the places around a row: the indexes of what it sees of the move there,
-    (*digits, token). The token that it must write counts, so that clashes are found. Raises:
-    RunFailed."""
+    (*digits, token). The token that it must write counts, so that clashes are found."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
@@ -1190,8 +1151,7 @@ def mask(move, indexes):
     return tuple([x if n in indexes else None for n, x in enumerate(move)])
 
 def short_questions(config, lines):
-    """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
-    RunFailed."""
+    """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows."""
     shown, found = shown_by(config, lines), {}
     starts, moves, ends = follow_places(config.spec, config.widths[0])
     # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
@@ -1220,7 +1180,7 @@ def short_questions(config, lines):
     if not found:
         raise RunFailed("no proof: the task has no question")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
-        for digits in torch.tensor(list(group)).split(2 ** 12):  # few enough for memory
+        for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
     if too_many:  # said last, as a clash would say more
         raise RunFailed(f"no proof: over {MOST_WINDOWS:,} windows; tested only")
@@ -1232,18 +1192,17 @@ def enumerate_windows(config, lines):
             raise RunFailed(NO_PROOF)
         return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
-        return Windows(CalibratedBias(config, lines), {}, why=str(error))
+        return Windows(CalibratedBias(config, lines), {}, [], why=str(error))
 
 def measure_drift(model, windows, logits):
     """Compare rows of drawn questions with the logits (n, V) of the windows that they show -> the
     largest difference, and the most digits of a question. Raises: RunFailed."""
     config, drift, digits = windows.bias.config, 0.0, 0
-    index_of = {window: n for n, window in enumerate(windows.seen)}
     for length in 20, 33, 60, 1000:
-        with seeded(config.seed, "drift", length):
-            source, target = draw_questions(config, draw_hard, length, max(2, 2000 // length))
+        seed_draws(config.seed, "drift", length)
+        source, target = draw_questions(config, draw_hard, length, max(2, 2000 // length))
         views = views_of_rows(windows.bias, source, target).flatten(0, 1).numpy()
-        indexes = [index_of.get(view.tobytes()) for view in views]
+        indexes = [windows.seen.get(view.tobytes(), [None])[-1] for view in views]
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         if None in indexes or not torch.equal(found.argmax(1), target[:, 1:].flatten()):
             raise RunFailed("longer questions show windows that were not listed, or are wrong")
@@ -1260,19 +1219,20 @@ def prove(model, windows):
     if windows.why:
         refuted = "refuted for any weights: " if windows.clash else ""
         return dict(proved=False, why=refuted + windows.why)
-    proof, known = dict(proved=True, why="", windows=len(windows.seen), margin=math.inf), []
+    proof = dict(proved=True, why="", windows=len(windows.seen), margin=math.inf)
+    known = None
     try:
-        for source, target, rows in windows.batches():
-            n = torch.arange(len(rows))
-            logits = model(source, target[:, :-1]).cpu()[n, rows]  # (B, V)
-            right = target[n, rows + 1, None]
-            lead = logits.gather(1, right) - logits.scatter(1, right, -math.inf).amax(1, True)
-            known.append(logits)
-            least = lead.nan_to_num(-1e9).min().item()
-            proof["margin"] = min(proof["margin"], round(least, 3))
-            if least < MARGIN:
+        for source, target, indexes in windows.questions:
+            logits, right = model(source, target[:, :-1]).cpu(), target[:, 1:, None]
+            if known is None:
+                known = logits.new_zeros(len(windows.seen), logits.shape[2])
+            known[indexes] = logits
+            lead = logits.gather(2, right) - logits.scatter(2, right, -math.inf).amax(2, True)
+            lead = lead.nan_to_num(-1e9).amin((1, 2))  # (B,)
+            proof["margin"] = min(proof["margin"], round(lead.min().item(), 3))
+            if lead.min() < MARGIN:
                 raise RunFailed(f"{decode(source[lead.argmin()])} is wrong or in doubt")
-        proof["drift"], proof["drift_digits"] = measure_drift(model, windows, torch.cat(known))
+        proof["drift"], proof["drift_digits"] = measure_drift(model, windows, known)
         if proof["drift"] >= MARGIN / 10:
             raise RunFailed(f"logits of longer questions drift by {proof['drift']:.1e}")
     except RunFailed as error:
@@ -1281,15 +1241,14 @@ def prove(model, windows):
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# Of other sections, this uses (4) draw_questions(config, draw, length, n), whose draw is draw_exact
-# (random) or draw_hard (long carries); new_model(run, name, config, lines) -> a Transformer, which
-# adds bias(layer, attention, T, S) and a causal mask to its scores; numbers_data -> data, whose
-# batch(data.steps, n) draws up to n questions of training; train(run, model, name, data, windows),
-# which ends when the model is proved on the windows, and keeps in run.parts[name] a "curve", whose
-# last entry is [step, loss, accuracy on unseen numbers]; (6) collect_windows and enumerate_windows,
-# what rows of given questions, or of all, see by lines, with `clash`, two questions that look the
-# same but need different tokens, and `why`, why there can be no proof; is_provable, whether there
-# can be one, whatever the lines.
+# This uses, of section 4: draw_questions(config, draw, length, n), whose draw is draw_exact (random)
+# or draw_hard (long carries); new_model(run, name, config, lines) -> a Transformer, which adds the
+# bias of these lines and a causal mask to its scores; numbers_data(config, steps, first_training)
+# -> data, whose batch(data.steps, n) draws up to n questions of training; train(run, model, name,
+# data, windows), which ends when the model is proved, and keeps in run.parts[name] a "curve", whose
+# last entry is [step, loss, accuracy on unseen numbers]. Of section 6: collect_windows,
+# enumerate_windows -> what rows of given, or of all, questions see by lines, and `clash`, if any,
+# two questions that look the same but need different tokens, or `why` there can be no proof.
 
 def drop_lines(config, lines, pool):
     """-> the lines that a pool of questions needs to avoid clashes. Others are dropped, the weakest
@@ -1314,9 +1273,9 @@ def choose_lines(config, attention):
     if not is_provable(config):
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
-    with seeded(config.seed, "pool"):
-        pool = [draw_questions(config, draw, length, 300)
-                for draw in (draw_exact, draw_hard) for length in (6, 8)]
+    seed_draws(config.seed, "pool")
+    pool = [draw_questions(config, draw, length, 300)
+            for draw in (draw_exact, draw_hard) for length in (6, 8)]
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
         in_pool = collect_windows(config, opened, pool)
@@ -1352,8 +1311,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
                 nn.init.zeros_(weight)
-    steps, numbers = attempt * config.retrain_steps, split_numbers(config.seed)
-    data = numbers_data(config, numbers, steps, first_training=False)
+    data = numbers_data(config, attempt * config.retrain_steps, first_training=False)
     proof = train(run, model, name, data, windows)
     return proof | dict(attempt=attempt, lines=[line._asdict() for line in lines])
 
@@ -1364,14 +1322,14 @@ def learn_abc(run):
     config, parts = run.config, run.parts
     # 1. A vanilla model learns from random weights, at one width, the only one at which it ends
     # answers. Its lengths are not used; those of config may be too long.
-    plain = config.replace(method="vanilla", lengths=(6,))
-    vanilla, numbers = new_model(run, "vanilla", plain), split_numbers(config.seed)
-    data = numbers_data(plain, numbers, config.steps, first_training=True)
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
+    vanilla = new_model(run, "vanilla", plain)
+    data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
     # 2. Its attention is averaged over right answers to 1,000 training questions.
     if "attention" not in parts:
-        with seeded(config.seed, "attention"):
-            source, target = data.batch(data.steps, 1000)
+        seed_draws(config.seed, "attention")
+        source, target = data.batch(data.steps, 1000)
         run.keep(attention=average_attention(vanilla, source, target))
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     kappa, lines, windows = choose_lines(config, parts["attention"])
@@ -1497,15 +1455,16 @@ def encoder_data(config, n_short, n_long, steps):
             return RANDOM.randrange(1, 10 ** digits)
         digits = RANDOM.randint(1, digits)
         return RANDOM.randrange(10 ** (digits - 1), 10 ** digits)
-    with seeded(config.seed, "examples", n_short, n_long):
-        known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
-        known += draw_integers(config, RANDOM.choices(config.prime_lengths, k=n_long))
+    seed_draws(config.seed, "examples", n_short, n_long)
+    known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
+    known += draw_integers(config, RANDOM.choices(config.prime_lengths, k=n_long))
     def batch(step):
         drawn = RANDOM.choices(known, k=config.batch)
         second_digits = config.second_digits or config.train_digits
         return arrange_encoder(config, [(a, b or draw_short(second_digits)) for a, b in drawn])
     def check(model):
-        test = config.replace(lengths=(config.train_digits, max(config.prime_lengths)), samples=200)
+        lengths = config.train_digits, max(config.prime_lengths)
+        test = Config(**config.values | dict(lengths=lengths, samples=200))
         return [row["correct"] / row["n"] for row in evaluate(model, test)["rows"]]
     def rate(step):
         return min(1.0, step / 100) * (1 + math.cos(math.pi * step / steps)) / 2
@@ -1606,7 +1565,8 @@ class Config:
     and METHODS. An option has the last of these values: the default of its kind of model; of the
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
-    method, preset, n_layer, n_head, in_pieces = "nope", "fast", 0, 1, False  # if no options
+    # of kinds that have no such options
+    method, preset, n_layer, n_head, in_pieces, train_digits = "nope", "fast", 0, 1, False, 4
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if str(task) in kind.tasks]
@@ -1617,15 +1577,15 @@ class Config:
         self.spec, options = self.kind.tasks[str(task)], self.kind.options
         given = {name: value for name, value in given.items() if value is not None}
         for name, value in given.items():
-            demand(name in options, f"--{name.replace('_', '-')}: not an option of {task}")
+            flag = "--" + name.replace("_", "-")
+            demand(name in options, f"{flag}: not an option of {task}")
             read, _, _ = options[name]
             try:
                 if not callable(read):  # choices
                     read = {choice: choice for choice in read}.__getitem__
                 given[name] = read(value)
             except (KeyError, TypeError, ValueError) as error:
-                flag = name.replace("_", "-")
-                raise BadInput(f"--{flag}: {value!r} is invalid: {error!r}") from None
+                raise BadInput(f"{flag}: {value!r} is invalid: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         self.scheme = METHODS[(values | given).get("method", self.method)]
@@ -1640,15 +1600,11 @@ class Config:
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in options}
 
-    def replace(self, **changes):
-        """-> Config of the same values but for these. The rest, such as steps, does not follow."""
-        return Config(**self.values | changes)
-
 def draw_examples(config):
     """-> source, target: questions by which a changed task is noticed."""
-    length = min(4, getattr(config, "train_digits", 4))
-    with seeded("examples"):
-        return list(config.kind.draw_tests(config.replace(samples=20), length)["random"])
+    config = Config(**config.values | dict(samples=20))
+    seed_draws("examples")
+    return list(config.kind.draw_tests(config, min(4, config.train_digits))["random"])
 
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
@@ -1666,8 +1622,7 @@ def read_run(folder):
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
 def build(run):
-    """-> the trained model of a run, in evaluation mode. Raises: BadInput if it answers otherwise
-    than when it was trained."""
+    """-> the trained model of a run. Raises: BadInput if it answers otherwise than it did then."""
     config, part = run.config, run.parts["model"]
     source, target = run.parts.setdefault("examples", draw_examples(config))
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
@@ -1729,7 +1684,7 @@ def execute(run, as_json=False):
     run.keep()
     example = [x[:1].flatten() for x in parts["examples"]]
     record = dict(
-        config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
+        config=config.values, torch=torch.__version__, tests=tests, proof=proof,
         example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],
         device=torch.cuda.get_device_name() if run.device == "cuda" else "cpu",
         train={name: {key: part[key] for key in ("steps", "seconds", "curve")}

@@ -70,8 +70,7 @@ def main(task="successor", seed=0, kind=Model):
     plain = L.Config(task, method="vanilla", seed=seed, lr=3e-3)
     abc = L.Config(task, method="abc", seed=seed, lr=4e-3, lengths=(6, 10, 20, 60, 150))
     torch.manual_seed(plain.seed)
-    model, numbers = kind(), L.split_numbers(plain.seed)
-    data = L.numbers_data(plain, numbers, 1000, first_training=True)
+    model, data = kind(), L.numbers_data(plain, 1000, first_training=True)
     L.train(L.Run(plain, {}), model, "vanilla", data)
     # Attention is averaged over right answers. Lines that determine the answer are chosen.
     source, target = data.batch(data.steps, 1000)
@@ -80,7 +79,7 @@ def main(task="successor", seed=0, kind=Model):
     _, lines, windows = L.choose_lines(abc, attention)
     model.use(L.CalibratedBias(abc, lines))
     # The model is trained at several widths until it is right on all windows.
-    data = L.numbers_data(abc, numbers, 2000, first_training=False)
+    data = L.numbers_data(abc, 2000, first_training=False)
     proof = L.train(L.Run(abc, {}), model, "abc", data, windows)
     print(f"{task}, seed {seed}: {proof}")
     rows = L.evaluate(model, abc)["rows"]

@@ -134,7 +134,8 @@ def draw_by_option(plt, records, option):
 def draw_run(plt, path, name):
     """The pictures of the folder of a run -> {their name: figure}."""
     model, config, parts = L.load(path)
-    with L.seeded("picture"), torch.no_grad():
+    L.seed_draws("picture")
+    with torch.no_grad():
         if config.model == "pairs":
             return {f"pairs-{name}": draw_pairs(plt, model, config)}
         attention = draw_attention(plt, model, config, parts)

@@ -139,13 +139,12 @@ def bound(folder):
     if not parts["proof"]["proved"]:
         return record | dict(verdict=parts["proof"]["why"])
     windows, found = L.enumerate_windows(config, model.double().bias.lines), []
-    for source, target, rows in windows.batches():
-        n = torch.arange(len(rows))
-        center, error, _ = logits(model, source, target[:, :-1]).apply(lambda y: y[n, rows])
+    for source, target, _ in windows.questions:
+        center, error, _ = logits(model, source, target[:, :-1])
         far = 2 * error + 4 * UNIT * center.abs()  # 4, as the lead is rounded, too
-        right = target[n, rows + 1, None]
-        lowest = (center - far).gather(1, right)
-        highest = (center + far).scatter(1, right, -math.inf).amax(1, keepdim=True)
+        right = target[:, 1:, None]
+        lowest = (center - far).gather(2, right)
+        highest = (center + far).scatter(2, right, -math.inf).amax(2, keepdim=True)
         found.append(torch.stack([(highest - lowest).max(), error.max()]))
     # A radius that is not a number bounds nothing. It counts as 1e308, as JSON has no NaN.
     behind, error = torch.stack(found).amax(0).nan_to_num(1e308).tolist()

@@ -120,7 +120,7 @@ class Abacus(nn.Embedding):
         L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__(MOST, config.d_model)
         nn.init.normal_(self.weight, std=0.3)
-        self.config = config.replace(rules="ours")  # whose blocks are the numbers
+        self.config = L.Config(**config.values | dict(rules="ours"))  # whose blocks are the numbers
         self.start = 0
 
     def forward(self, side, index):
@@ -250,18 +250,18 @@ L.bias_of_lines = bias_of_lines
 @torch.no_grad()
 def choose_lines(config, attention, usual=L.choose_lines):
     """As in lengen.py. As a control, the attention is random, or that of the untrained model."""
-    with L.seeded(config.seed, "vanilla"):
-        if config.method == "abc-random":
-            own, cross = map(torch.randn_like, attention)
-            attention = L.masked_softmax(own, L.causal_bias(own.shape[3])), cross.softmax(3)
-        if config.method == "abc-untrained":
-            plain = L.Config(**config.values | dict(method="vanilla", lengths=(6,)))
-            model = L.Transformer(plain).eval()
-            source, target = L.draw_questions(plain, L.draw_exact, 6, 1000)
-            model(source, target[:, :-1])
-            [layer] = model.decoder
-            attention = [x.weights.mean(0)[None]
-                         for x in (layer.self_attention, layer.cross_attention)]
+    L.seed_draws(config.seed, "vanilla")
+    if config.method == "abc-random":
+        own, cross = map(torch.randn_like, attention)
+        attention = L.masked_softmax(own, L.causal_bias(own.shape[3])), cross.softmax(3)
+    if config.method == "abc-untrained":
+        plain = L.Config(**config.values | dict(method="vanilla", lengths=(6,)))
+        model = L.Transformer(plain).eval()
+        source, target = L.draw_questions(plain, L.draw_exact, 6, 1000)
+        model(source, target[:, :-1])
+        [layer] = model.decoder
+        attention = [x.weights.mean(0)[None]
+                     for x in (layer.self_attention, layer.cross_attention)]
     return usual(config, attention)
 
 L.choose_lines = choose_lines

@@ -16,8 +16,7 @@ def seconds_of_step(task, take, device, n=200):
     """-> seconds, the mean of n steps, after two that warm up and capture."""
     config = L.Config(task, method="vanilla")
     model = L.Transformer(config).to(device)
-    optimizer, numbers = L.Optimizer(model, config), L.split_numbers(0)
-    data = L.numbers_data(config, numbers, n + 2, first_training=True)
+    optimizer, data = L.Optimizer(model, config), L.numbers_data(config, n + 2, first_training=True)
     for step in range(1, n + 3):
         if step == 3:
             start = time.perf_counter()
