@@ -10,8 +10,8 @@ it read along lines that continue to any length. Our variant, `learn_abc` in sec
 and a proof to the papers' stages, and can be proved exact at every length:
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
-2. Average its attention over right answers. The left table shows a part of head 2, in percent:
-   row t writes digit t of the answer, and columns are the keys at the end of the question.
+2. Average its attention over right answers. The left table shows a part of head 2 of its cross-
+   attention, in percent: row t writes digit t, and columns are keys at the end of the question.
 
            place 3    2    1    0    &                 place 3     2     1     0     &
         t = 0    0    2   13   50   23                       x     x     x     0     x
@@ -20,13 +20,13 @@ and a proof to the papers' stages, and can be proved exact at every length:
         t = 3   46   24    7    2    1                       0  -.14     x     x     x
 
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at place t - 1
-   (33, 29, 24), which helps decide whether a carry arrives. Keep a minimal set of lines that
+   (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines that
    determines every answer, and continue them to any length as a bias on the attention scores, on
-   the right. The strongest line of a head and direction gets 0, another one its mean minus that of
+   the right. The strongest line of a head and direction has 0, another one its mean minus that of
    the strongest (in these rows, .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
-   short numbers. A model that is right on each of them is right on numbers of any length.
+   short numbers. Rounding aside, a model that is right on each is right on numbers of any length.
 
 The way to the idea is this preamble and sections 1, 2, 5 and 7. All use `config`: the options of a
 run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
@@ -97,7 +97,8 @@ def seed_draws(*names):
 #
 # So `$0129&` -> `$0310&`. The token of a digit is its value. Numbers are drawn as digits (B, W),
 # least significant first. `digits` (B, W, n) has those of n operands, in the order of the places; a
-# single digit, as the 7 of `$0123*7&`, is repeated at every place.
+# single digit, as the 7 of `$0123*7&`, is repeated at every place. This section can be copied as it
+# stands; it needs itertools, torch, Callable, NamedTuple and `demand`.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"  # of questions and answers; PAD is for encoders
@@ -136,7 +137,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)"""
-        found = self.total(carry.clone(), *digits.clone().unbind(-1))  # it may change its arguments
+        found = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may change
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
         return [torch.as_tensor(x).long().expand_as(carry) for x in found]
@@ -545,9 +546,10 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
 
 class Optimizer:
     """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
-    all other weights; in the paper preset and without such layers, Adam for all. torch.optim takes
-    a second to import. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma and
-    Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, here of Adam's weights alone)."""
+    all other weights; in the paper preset and without such layers, Adam for all. It can be copied
+    with `muon`, math, torch and F; torch.optim takes a second to import. Source: Jordan et al. 2024
+    (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019
+    (decay, here of Adam's weights alone)."""
     def __init__(self, model, config):
         self.config, together = config, {}
         for name, weight in model.named_parameters():
@@ -559,8 +561,9 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack([weight.detach() for weight in weights])
             grads, mean, square = values.new_zeros(3, *values.shape)
+            # Weights become views of a stack, so that one operation moves all of one shape.
             for weight, value, grad in zip(weights, values, grads):
-                weight.data, weight.grad = value, grad  # views, which change with the stack
+                weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
         # Kept in checkpoints; like weights, changed in place, as a CUDA graph needs.
         self.state = [self.steps] + [x for _, _, _, *moments in self.groups for x in moments]
@@ -654,7 +657,7 @@ class Run(NamedTuple):
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
-    batch: Callable  # step -> source (B, S), target (B, T + 1)
+    batch: Callable  # step -> source (B, S), target (B, T + 1); that of the last step is typical
     rate: Callable  # step -> share of the peak learning rate
     check: Callable  # model -> list of accuracies on unseen numbers, for the curve
 
@@ -753,7 +756,7 @@ def settle_seq2seq(config):
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
     config.align = scheme.bias is banded and len(operands) == 2
-    demand(scheme.bias is not banded or not spec.msd_first and len(operands) < 3,
+    demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
     # Biases of long numbers are made in pieces, where lines alone determine what rows see.
     others = config.n_encoder or scheme.scores
@@ -872,8 +875,8 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
 
     By our rules, lines of at most half of the rows are left out, as a short mean is high by chance.
     With several blocks, only a block's first column may be a vertical, as others are different
-    places at different widths. Source: v1, Eqs. 1 and 2. Differs: as in the authors' code, d is
-    compared, not d - d_max, which is never positive."""
+    places at different widths; they still count in mu and sigma. Source: v1, Eqs. 1 and 2. Differs:
+    as in the authors' code, d is compared, not d - d_max, which is never positive."""
     for group in groups:
         for head, maps in enumerate(attention):
             means = {}  # (direction, block, offset) -> d
@@ -974,15 +977,16 @@ class CalibratedBias(nn.Module):
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
 
+# Numbers of nine widths teach a model to end its answer at any width, not at one position.
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
-                        n_width=9, calibrated=True)
+                        n_width=9, calibrated=True)  # calibrated: the bias is made of lines
 
 @torch.no_grad()
 def average_attention(model, source, target):
     """Attention averaged over right answers: source (B, S), target (B, T + 1) -> self (n_layer, H,
     T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
     code, weights are averaged, not scores. Raises: RunFailed if hardly any answer is right."""
-    right = right_tokens(model, source, target).all(1)
+    right = right_tokens(model, source, target).all(1)  # (B,): are all tokens the likeliest?
     if right.float().mean() < 0.01:  # models with as few as 1.3% have led to a proof
         raise RunFailed("the model answers fewer than 1% of examples correctly; raise --steps")
     model(source[right], target[right, :-1])  # each attention keeps its weights
@@ -1023,10 +1027,11 @@ def calibrate(config, attention, **changes):
 # There are finitely many windows. If the model is right on all, it is right at every length, by
 # induction: if the tokens before row t are right, the row sees one of the windows, so it is right.
 #
-# Which questions show all windows? A question is a path of moves from state to state, one at each
-# place. The state, such as the carry, is all that later moves depend on. A row sees the moves at
-# fixed distances from its own place, here its own and the one before. `short_questions` walks
-# through all questions at once. It remembers the part of past moves that later rows see:
+# Which questions show all windows? A question is a path of *moves* from state to state, one at each
+# place: a digit of each operand and of the answer. The *state*, such as the carry, is all that later
+# moves depend on. A *sight* is what a row sees of the moves around its place, here of its own and
+# the one before. Equal sights are equal windows. `short_questions` walks through all questions at
+# once. It remembers the part of past moves that later rows see:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     remembers                   nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
@@ -1034,7 +1039,7 @@ def calibrate(config, attention, **changes):
 #     takes the move              9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
 # Two questions that remember the same in the same state go on alike, so one is followed. For each
-# sight, such as 9 -> 0, 2 -> 3, and for each end, one question is kept, of the fewest digits.
+# sight, such as 9 -> 0, 2 -> 3, and for each end, one short question is kept.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
@@ -1076,8 +1081,10 @@ def collect_windows(config, lines, questions):
         indexes, views = [], views_of_rows(bias, source, target).numpy()
         for s, t, rows in zip(source, target, views):
             for view, token in zip(rows, t[1:].tolist()):
-                new = token, s, t, len(seen)
-                first, s0, t0, index = seen.setdefault(view.tobytes(), new)
+                window = view.tobytes()
+                if window not in seen:
+                    seen[window] = token, s, t, len(seen)
+                first, s0, t0, index = seen[window]
                 indexes.append(index)
                 if first != token:
                     why = (f"{decode(s)} and {decode(s0)} look the same to a row that must write "
@@ -1087,7 +1094,7 @@ def collect_windows(config, lines, questions):
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
     return Windows(bias, seen, read)
 
-class State(NamedTuple):
+class State(NamedTuple):  # a question ends only after enough zeros and places
     singles: tuple  # the single digits, the same at every place
     carry: int
     zeros: int  # number of latest or (msd_first) first places that are zero, up to headroom
@@ -1152,7 +1159,7 @@ def mask(move, indexes):
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows."""
-    shown, found = shown_by(config, lines), {}
+    shown, found = shown_by(config, lines), {}  # {sight, or (memory, state) of an end: digits}
     starts, moves, ends = follow_places(config.spec, config.widths[0])
     # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
     # rows will see of the n-th move of the next memory.
@@ -1167,9 +1174,9 @@ def short_questions(config, lines):
             if after not in ends:
                 continue
             seen = memory + (digits + (token,),)
-            window = state.singles, tuple(map(mask, seen, shown))
-            if window not in found:
-                found[window] = path + (digits,) + ends[after]
+            sight = state.singles, tuple(map(mask, seen, shown))
+            if sight not in found:
+                found[sight] = path + (digits,) + ends[after]
             node = tuple(map(mask, seen[1:], later)), after
             if node not in paths:
                 paths[node] = path + (digits,)
@@ -1241,14 +1248,17 @@ def prove(model, windows):
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# This uses, of section 4: draw_questions(config, draw, length, n), whose draw is draw_exact (random)
-# or draw_hard (long carries); new_model(run, name, config, lines) -> a Transformer, which adds the
-# bias of these lines and a causal mask to its scores; numbers_data(config, steps, first_training)
-# -> data, whose batch(data.steps, n) draws up to n questions of training; train(run, model, name,
-# data, windows), which ends when the model is proved, and keeps in run.parts[name] a "curve", whose
-# last entry is [step, loss, accuracy on unseen numbers]. Of section 6: collect_windows,
-# enumerate_windows -> what rows of given, or of all, questions see by lines, and `clash`, if any,
-# two questions that look the same but need different tokens, or `why` there can be no proof.
+# Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
+#
+#     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
+#     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
+#     new_model(run, name, config, lines) -> a Transformer that adds the bias of lines to its scores
+#     train(run, model, name, data, windows) -> the last proof, which ends the training; the last
+#         entry of run.parts[name]["curve"] is [step, loss, accuracy on unseen numbers]
+#     run.keep(name=part) saves a part of the run in its folder
+#     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
+#         `clash`: two q that look the same to a row but need different tokens; () if there is none
+#     enumerate_windows(config, lines) -> Windows of all questions, or `why` there can be no proof
 
 def drop_lines(config, lines, pool):
     """-> the lines that a pool of questions needs to avoid clashes. Others are dropped, the weakest
@@ -1321,7 +1331,7 @@ def learn_abc(run):
     that determine the answer; the vanilla model is retrained, and proved."""
     config, parts = run.config, run.parts
     # 1. A vanilla model learns from random weights, at one width, the only one at which it ends
-    # answers. Its lengths are not used; those of config may be too long.
+    # answers. It is not tested, and the lengths of the run's tests may be too long for it.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, config.steps, first_training=True)

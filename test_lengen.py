@@ -134,6 +134,13 @@ def test_example_is_written_as_in_the_papers(task, operands, shown):
     texts = example(task, *operands.split(), width=4, align=align)
     assert " ".join(texts) == shown
 
+def test_arrange_takes_digits_from_place_0_on():
+    """v2, App. D.1."""
+    digits = torch.tensor([[[3, 8], [2, 4], [1, 7], [0, 0]]])
+    [source], [target] = L.arrange(TASKS["addition"], digits)
+    assert decode(source) == "$0123+0748&"
+    assert decode(target) == "$1780&"
+
 @parametrize("question", ["logarithm 1", "successor", "nx1 7 12", "successor 1_0"])
 def test_example_refuses_what_is_no_question(question):
     with raises(BadInput):
@@ -709,17 +716,25 @@ def test_average_attention_fails_if_fewer_than_1_percent_are_right():
     with raises(RunFailed, match="1%"):
         L.average_attention(model, source, target)
 
-@parametrize("start, end", [("# 2. ", "# 3. "), ("# 5. ", "def blocks_of")])
-def test_sections_can_be_copied_as_they_stand(start, end):
-    """Into a file that has the imports that their first lines ask for."""
-    text = inspect.getsource(L)
-    names = dict(torch=torch, math=math, nn=nn, F=F, NamedTuple=NamedTuple)
-    exec(text[text.index(start):text.index(end)], names)
-    x = torch.rand(2, 5, 6)
-    if "MultiHeadAttention" in names:
-        names["MultiHeadAttention"](6, 2)(x, x, bias=x[:, :, :5])
-    else:
-        assert names["abc_bias"](x, 8, 9).equal(abc_bias(x, 8, 9))
+@parametrize("start, end, needs, use", [
+    ("# 1. ", "# 2. ", "itertools torch Callable NamedTuple demand",
+     "encode(example('successor', '129')[1])"),
+    ("# 2. ", "# 3. ", "math torch nn", "MultiHeadAttention(6, 2)(x, x, causal_bias(5))"),
+    ("# 5. ", "def blocks_of", "math torch NamedTuple", "abc_bias(x, 8, 9)"),
+    ("class Optimizer", "def take_step", "math torch F",
+     "[ours := Optimizer(model, config), model.norm.bias.grad.add_(1), ours.step(x[0, 0, 0]),"
+     " *model.parameters()][3:]")])
+def test_parts_can_be_copied_as_they_stand(start, end, needs, use):
+    """With what they say that they need, they do in an empty file what they do in lengen.py."""
+    text, x, config = inspect.getsource(L), randn(2, 5, 6), small()
+    copied = {name: getattr(L, name) for name in needs.split()}
+    exec(text[text.index(start):text.index(end)], copied)
+    found = []
+    for names in copied, vars(L):
+        torch.manual_seed(0)
+        model = Transformer(config)
+        found.append(eval(use, names | dict(x=x, model=model, config=config)))
+    assert_close(*found)
 
 # 6. Proof -----------------------------------------------------------------------------------------
 
@@ -1332,12 +1347,14 @@ def test_load_reads_a_run_after_symbols_were_added_or_left_out(command, monkeypa
     assert command("--from=run --ask=7")[0] == 0
 
 def test_load_returns_a_model_with_its_lines(trained):
-    """Its state_dict has them, and makes any model of the task the same."""
-    model, config, parts = load(trained["parity"][0])
-    assert [line._asdict() for line in model.bias.lines] == parts["proof"]["lines"]
-    other, tokens = L.Transformer(config).eval(), torch.randint(2, (1, 30))
+    """Without them, it would not be right at 200 digits. The state_dict has them, too."""
+    model, config, _ = load(trained["parity"][0])
+    other = Transformer(config)
     other.load_state_dict(model.state_dict())
-    assert_close(other(tokens, tokens), model(tokens, tokens))
+    source, _ = draw_questions(config, draw_exact, 200, 9)
+    target = torch.stack([answer_to("parity", question) for question in source])
+    assert L.right_tokens(model, source, target).all()
+    assert L.right_tokens(other, source, target).all()
 
 def killed_after(n, keep=Run.keep):
     calls = itertools.count(1)
