@@ -1028,7 +1028,7 @@ def calibrate(config, attention, **changes):
 # induction: if the tokens before row t are right, the row sees one of the windows, so it is right.
 #
 # Which questions show all windows? A question is a path of *moves* from state to state, one at each
-# place: a digit of each operand and of the answer. The *state*, such as the carry, is all that later
+# place: a digit of each operand and of the answer. A *state*, such as the carry, is all that later
 # moves depend on. A *sight* is what a row sees of the moves around its place, here of its own and
 # the one before. Equal sights are equal windows. `short_questions` walks through all questions at
 # once. It remembers the part of past moves that later rows see:
@@ -1253,9 +1253,10 @@ def prove(model, windows):
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, config, lines) -> a Transformer that adds the bias of lines to its scores
-#     train(run, model, name, data, windows) -> the last proof, which ends the training; the last
-#         entry of run.parts[name]["curve"] is [step, loss, accuracy on unseen numbers]
-#     run.keep(name=part) saves a part of the run in its folder
+#     train(run, model, name, data, windows) -> the last proof, a dict of "proved" and "why", which
+#         ends the training; the last of run.parts[name]["curve"] is [step, loss, unseen accuracy]
+#     run.keep(name=part) adds to run.parts and saves it; config.values has all options of a run
+#     is_provable(config), whether there can be a proof, whatever the lines
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
 #         `clash`: two q that look the same to a row but need different tokens; () if there is none
 #     enumerate_windows(config, lines) -> Windows of all questions, or `why` there can be no proof
@@ -1317,7 +1318,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     if vanilla:
         # Queries and keys are set to zero, so that the bias alone determines attention (without
         # one, it is uniform). They stay zero, as the gradient of each has the other as a factor.
-        model.load_state_dict(vanilla.state_dict(), strict=False)
+        model.load_state_dict(vanilla.state_dict(), strict=False)  # which has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
                 nn.init.zeros_(weight)
