@@ -664,12 +664,6 @@ class Data(NamedTuple):
 def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
 
-def load_weights(model, weights):
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:  # e.g. another shape
-        raise BadInput(f"the method or VOCAB of this run has changed: {error!r:.150}") from None
-
 def train(run, model, name, data, windows=None):
     """Train a model on Data -> the last proof, or None. With windows, a proof ends the training.
     run.parts[name] gets "steps", "seconds", "weights", "curve", a list of [step, loss, *check], and
@@ -678,7 +672,10 @@ def train(run, model, name, data, windows=None):
     part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
     start, curve = time.perf_counter() - part["seconds"], part["curve"]
     if part["steps"]:
-        load_weights(model, part["weights"])
+        try:
+            model.load_state_dict(part["weights"])
+        except RuntimeError as error:  # e.g. another shape
+            raise BadInput(f"the method or VOCAB of this run has changed: {error!r:.150}") from None
         if "optimizer" not in part:  # it is finished
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
@@ -1128,6 +1125,10 @@ def follow_places(spec, least=0):
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             moves[state].append((number + state.singles, token, after))
             states.append(after)
+    return starts, moves, shortest_ends(moves, ends)
+
+def shortest_ends(moves, ends):
+    """ends, {state where a question may end: ()} -> {state: the fewest digits to the end}."""
     while True:  # each pass finds the states one place further from the end
         further = {}
         for state in moves.keys() - ends.keys():
@@ -1135,8 +1136,8 @@ def follow_places(spec, least=0):
                 if after in ends:
                     further[state] = (digits,) + ends[after]
         if not further:
-            return starts, moves, ends
-        ends |= further
+            return ends
+        ends = ends | further
 
 def shown_by(config, lines):
     """-> a list over the places around a row: the indexes of what it sees of the move there,
@@ -1638,7 +1639,7 @@ def build(run):
     source, target = run.parts.setdefault("examples", draw_examples(config))
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
-    load_weights(model, part["weights"])
+    model.load_state_dict(part["weights"])
     with torch.no_grad():
         logits = model(source, target[:, :-1]).cpu()
     kept = part.setdefault("logits", logits)
