@@ -20,7 +20,7 @@ and a proof to the papers' stages, and can be proved exact at every length:
         t = 3   46   24    7    2    1                       0  -.14     x     x     x
 
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at place t - 1
-   (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines that
+   (x, 33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines that
    determines every answer, and continue them to any length as a bias on the attention scores, on
    the right. The strongest line of a head and direction has 0, another one its mean minus that of
    the strongest (in these rows, .287 - .423 = -.136). Other keys are closed by -inf (x).
@@ -28,8 +28,8 @@ and a proof to the papers' stages, and can be proved exact at every length:
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. Rounding aside, a model that is right on each is right on numbers of any length.
 
-The way to the idea is this preamble and sections 1, 2, 5 and 7. All use `config`: the options of a
-run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
+For the idea alone, read this preamble and sections 1, 2, 5 and 7. All use `config`: the options of
+a run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
 the entries of TASKS, METHODS and KINDS (of models); training pads numbers with zeros to one of the
 `widths`. By default, a model has one decoder layer, whose cross-attention reads embeddings.
 
@@ -38,9 +38,8 @@ vocabulary, W digits of a number; attention is m x n in training, M x N at any o
 is the digit that a task computes first. In docstrings, `x -> y` means that y is returned for x;
 `Source:` names an origin, `Differs:` a departure from it.
 
-v1: Duan and Shi 2023, From Interpolation to Extrapolation: Complete Length Generalization for
-Arithmetic Transformers. v2: Duan, Shi and Xu 2024, Attention Bias as an Inductive Bias: How to
-Teach Transformers Simple Arithmetic. Jelassi: Jelassi et al. 2023, Length Generalization in
+v1: Duan and Shi 2023, From Interpolation to Extrapolation. v2: its revision by Duan, Shi and Xu
+2024, Attention Bias as an Inductive Bias. Jelassi: Jelassi et al. 2023, Length Generalization in
 Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 
 import argparse
@@ -63,7 +62,7 @@ from typing import Callable, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+from torch.nn.utils import clip_grad_norm_
 
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 RANDOM = random.Random()  # draws integers of any size
@@ -131,7 +130,7 @@ class Task(NamedTuple):
     label: bool = False  # whether the answer is only the digit of the last place computed
     msd_first: bool = False  # whether place 0 is the most significant digit, not the least
     steps: int = 600  # number of steps of the first training
-    retrain_steps: int = 300  # maximum number of steps of the first attempt at retraining
+    retrain_steps: int = 300  # maximum number of steps of retraining
     batch: int = 64
     lr: float = 6e-3
 
@@ -390,8 +389,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, except in the paper preset. An encoder that feeds a decoder has no last
-    norm, unlike torch's, as the decoder's projections of keys and values can learn the scale."""
+    """Differs: pre-norm but in the paper preset; an encoder before a decoder has no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -547,9 +545,8 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
 class Optimizer:
     """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
     all other weights; in the paper preset and without such layers, Adam for all. It can be copied
-    with `muon`, math, torch and F; torch.optim takes a second to import. Source: Jordan et al. 2024
-    (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019
-    (decay, here of Adam's weights alone)."""
+    with `muon`, math, torch and F. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale),
+    Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, of Adam's weights alone)."""
     def __init__(self, model, config):
         self.config, together = config, {}
         for name, weight in model.named_parameters():
@@ -561,7 +558,7 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack([weight.detach() for weight in weights])
             grads, mean, square = values.new_zeros(3, *values.shape)
-            # Weights become views of a stack, so that one operation moves all of one shape.
+            # Weights of one shape become views of a stack (n, *shape), which is moved as a whole.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
@@ -570,7 +567,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, share):
-        """Move the weights by their gradients, at this share () of the peak rate."""
+        """Move the weights by their gradients. share: of the peak rate, a scalar tensor."""
         self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
@@ -712,7 +709,7 @@ def numbers_data(config, steps, first_training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
         def draw(base, length, n):
-            place = torch.rand(n, dtype=torch.float32) ** power
+            place = torch.rand(n, dtype=torch.float32) ** power  # at 6, mostly near 0
             number = pool[(len(pool) * place).long()]  # pools are sorted, small numbers first
             return number[:, None] // base ** torch.arange(length) % base
         width = config.widths[torch.randint(len(config.widths), ())]
@@ -813,7 +810,7 @@ def ask(model, config, question):
 #     self        diagonal (1, 1)         the token at a fixed distance before digit t
 #     cross       vertical (1, 0)         one symbol or single digit, whatever t is
 #     cross       anti-diagonal (1, -1)   place t + offset, if the last digit is place 0
-#     cross       diagonal (1, 1)         place t + offset - 1, if the first is (msd_first)
+#     cross       diagonal (1, 1)         place t + offset - 1, if the first is place 0 (msd_first)
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -895,9 +892,9 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
                     yield Line(head, direction, block, offset, bias.item(), z.item())
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
-    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf but on lines; where two
-    cross, the greater bias. A row on no line sees column 0 by our rules, every key by others (in
-    the papers, if its whole head is closed). Source: v2, Eq. 1, step 2.4, App. E.1; v1, step 2.3"""
+    """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
+    cross, the greater bias counts. A row on no line sees column 0 by our rules, every key by others
+    (in the papers, if its whole head is closed). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -924,7 +921,8 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     heads, as by nn.MultiheadAttention with average_attn_weights=False -> bias (H, M, N) of its
     lines, found by RULES[rules][of] with `changes`. of: "cross" or, for a decoder's attention to
     its own output, "self"; then add `causal_bias(M)`. blocks: (size in n, size in N) of each block
-    of columns, by default one. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
+    of columns, by default one. With changes groups=((0,), (-1,)), only lines are used that mean the
+    same at every size. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     found = find_lines(attention.cpu(), now, **RULES[rules][of] | changes)
     lines = [line._replace(attention=of) for line in found]
@@ -992,9 +990,9 @@ def average_attention(model, source, target):
     return torch.stack(own).cpu(), torch.stack(cross).cpu()
 
 def calibrate(config, attention, **changes):
-    """Yield the lines of `average_attention`, by RULES and `changes`. By ours, each layer has its
-    own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond spec.width
-    do not count, as they write leading zeros; biases are rounded to two decimals."""
+    """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond
+    spec.width do not count, as they write leading zeros; biases are rounded to two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1035,8 +1033,8 @@ def calibrate(config, attention, **changes):
 #     is in a state of carry      1              1             0             0             0
 #     takes the move              9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
-# Two questions that remember the same in the same state go on alike, so one is followed. For each
-# sight, such as 9 -> 0, 2 -> 3, and for each end, one short question is kept.
+# Two questions that remember the same in the same state have the same continuations, so only one is
+# followed. For each sight, such as 9 -> 0, 2 -> 3, and for each end, a short question is kept.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
@@ -1099,12 +1097,12 @@ class State(NamedTuple):  # a question ends only after enough zeros and places
 
 def follow_places(spec, least=0):
     """Follow all questions of `least` or more places -> starts, a list of states; moves, {state:
-    [(digits of the operands, token, next state), ...]}; ends, {state: the fewest digits from it to
+    [(digits of the operands, token, next state), ...]}; tails, {state: the fewest digits from it to
     the end of a question}, only of states that can reach one. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     starts = [State(digits, spec.first, 0, 0) for digits in singles]
-    moves, ends, states = {}, {}, list(starts)
+    moves, tails, states = {}, {}, list(starts)
     for state in states:  # grows
         if state in moves:
             continue
@@ -1112,7 +1110,7 @@ def follow_places(spec, least=0):
             raise RunFailed("no proof: there are too many states, such as carries")
         final = state.carry == 0 or spec.msd_first or spec.headroom == 0
         if final and (state.zeros, state.places) == (spec.headroom, least):
-            ends[state] = ()  # a question may end here
+            tails[state] = ()  # a question may end here
         columns = torch.tensor([digits + state.singles for digits in numbers])
         tokens, carries = spec.step(torch.full_like(columns[:, 0], state.carry), columns)
         moves[state] = []
@@ -1125,19 +1123,19 @@ def follow_places(spec, least=0):
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             moves[state].append((number + state.singles, token, after))
             states.append(after)
-    return starts, moves, shortest_ends(moves, ends)
+    return starts, moves, shortest_tails(moves, tails)
 
-def shortest_ends(moves, ends):
-    """ends, {state where a question may end: ()} -> {state: the fewest digits to the end}."""
+def shortest_tails(moves, tails):
+    """tails, {state where a question may end: ()} -> {state: the fewest digits to an end}."""
     while True:  # each pass finds the states one place further from the end
         further = {}
-        for state in moves.keys() - ends.keys():
+        for state in moves.keys() - tails.keys():
             for digits, _, after in moves[state]:
-                if after in ends:
-                    further[state] = (digits,) + ends[after]
+                if after in tails:
+                    further[state] = (digits,) + tails[after]
         if not further:
-            return ends
-        ends = ends | further
+            return tails
+        tails = tails | further
 
 def shown_by(config, lines):
     """-> a list over the places around a row: the indexes of what it sees of the move there,
@@ -1150,7 +1148,7 @@ def shown_by(config, lines):
             shown.setdefault(line.offset - 1, set()).add(token)
         elif (line.attention, line.direction) == ("cross", forward) and line.block < n_number:
             shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
-        elif line.direction or line.offset:  # else it shows the first column of its block
+        elif (line.direction, line.offset) != (0, 0):  # a block's first column is always the same
             raise RunFailed("no proof: a line shows different places at different widths")
     return [shown.get(place, set()) for place in range(min(shown), max(shown) + 1)]
 
@@ -1161,23 +1159,24 @@ def mask(move, indexes):
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows."""
     shown, found = shown_by(config, lines), {}  # {sight, or (memory, state) of an end: digits}
-    starts, moves, ends = follow_places(config.spec, config.widths[0])
+    starts, moves, tails = follow_places(config.spec, config.widths[0])
     # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
-    # rows will see of the n-th move of the next memory.
+    # rows will see of move n of the next memory. In the head's example, a move is (digit, token),
+    # shown is [{0, 1}, {0, 1}], later is [{0, 1}], and memory is ((9, 0),) after 9 -> 0.
     later = [set(itertools.chain.from_iterable(shown[:n])) for n in range(1, len(shown))]
     nodes = [(((),) * len(later), start) for start in starts]
     paths = dict.fromkeys(nodes, ())  # {(memory, state): the fewest digits that lead to it}
     for memory, state in nodes:  # grows
         path = paths[memory, state]
-        if ends.get(state) == ():  # the question can end here, for rows that see past the latest
+        if tails.get(state) == ():  # the question can end here, for rows that see past the latest
             found[memory, state] = path
         for digits, token, after in moves[state]:
-            if after not in ends:
+            if after not in tails:
                 continue
             seen = memory + (digits + (token,),)
             sight = state.singles, tuple(map(mask, seen, shown))
             if sight not in found:
-                found[sight] = path + (digits,) + ends[after]
+                found[sight] = path + (digits,) + tails[after]
             node = tuple(map(mask, seen[1:], later)), after
             if node not in paths:
                 paths[node] = path + (digits,)
@@ -1260,7 +1259,7 @@ def prove(model, windows):
 #     is_provable(config), whether there can be a proof, whatever the lines
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
 #         `clash`: two q that look the same to a row but need different tokens; () if there is none
-#     enumerate_windows(config, lines) -> Windows of all questions, or `why` there can be no proof
+#     enumerate_windows(config, lines) -> Windows of all questions or, in `why`, why there are none
 
 def drop_lines(config, lines, pool):
     """-> the lines that a pool of questions needs to avoid clashes. Others are dropped, the weakest
@@ -1317,8 +1316,8 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     config, name = run.config, f"attempt {attempt}"
     model = new_model(run, name, config, lines)
     if vanilla:
-        # Queries and keys are set to zero, so that the bias alone determines attention (without
-        # one, it is uniform). They stay zero, as the gradient of each has the other as a factor.
+        # Queries and keys are set to zero, so that the bias alone determines attention. They stay
+        # zero, as the gradient of queries is a multiple of keys, and that of keys one of queries.
         model.load_state_dict(vanilla.state_dict(), strict=False)  # which has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
@@ -1332,8 +1331,8 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: few lines are kept, those
     that determine the answer; the vanilla model is retrained, and proved."""
     config, parts = run.config, run.parts
-    # 1. A vanilla model learns from random weights, at one width, the only one at which it ends
-    # answers. It is not tested, and the lengths of the run's tests may be too long for it.
+    # 1. A vanilla model learns from random weights, at one width, the only one at which it learns
+    # to end answers. It is not tested; the lengths of the run's tests may be too long for it.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, config.steps, first_training=True)
@@ -1348,7 +1347,8 @@ def learn_abc(run):
     # 4., 5. It is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head hardly tells two lines apart. A new model is trained with one line per head.
+        # A head adds up what its lines show and hardly knows which showed what. A new model is
+        # trained with one line per head.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         unseen = [parts[name]["curve"][-1][2] for name in ("attempt 1", "attempt 2")]
@@ -1577,7 +1577,7 @@ class Config:
     and METHODS. An option has the last of these values: the default of its kind of model; of the
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
-    # of kinds that have no such options
+    # Values for kinds that lack these options.
     method, preset, n_layer, n_head, in_pieces, train_digits = "nope", "fast", 0, 1, False, 4
 
     def __init__(self, task="successor", model=None, **given):
