@@ -45,6 +45,7 @@ Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 import argparse
 import copy
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -64,6 +65,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of this file, for records
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 RANDOM = random.Random()  # draws integers of any size
 
@@ -1696,7 +1698,7 @@ def execute(run, as_json=False):
     run.keep()
     example = [x[:1].flatten() for x in parts["examples"]]
     record = dict(
-        config=config.values, torch=torch.__version__, tests=tests, proof=proof,
+        config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
         example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],
         device=torch.cuda.get_device_name() if run.device == "cuda" else "cpu",
         train={name: {key: part[key] for key in ("steps", "seconds", "curve")}
