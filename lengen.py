@@ -99,7 +99,7 @@ def seed_draws(*names):
 # So `$0129&` -> `$0310&`. The token of a digit is its value. Numbers are drawn as digits (B, W),
 # least significant first. `digits` (B, W, n) has those of n operands, in the order of the places; a
 # single digit, as the 7 of `$0123*7&`, is repeated at every place. This section can be copied as it
-# stands; it needs itertools, torch, Callable, NamedTuple and `demand`.
+# stands, with `demand`; it needs itertools, torch, Callable and NamedTuple.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"  # of questions and answers; PAD is for encoders
@@ -514,8 +514,8 @@ def draw_hard(base, length, n):
     """-> (n, length): n numbers of zeros or of highest digits; in each, a random share of the
     digits is redrawn. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
-    other = torch.rand(n, length, dtype=torch.float32) < torch.rand(n, 1, dtype=torch.float32)
-    return torch.where(other, torch.randint(base, (n, length)), usual)
+    redrawn = torch.rand(n, length, dtype=torch.float32) < torch.rand(n, 1, dtype=torch.float32)
+    return torch.where(redrawn, torch.randint(base, (n, length)), usual)
 
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
@@ -547,8 +547,9 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
 class Optimizer:
     """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
     all other weights; in the paper preset and without such layers, Adam for all. It can be copied
-    with `muon`, math, torch and F. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale),
-    Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, of Adam's weights alone)."""
+    with `muon`, math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et
+    al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter
+    2019 (decay, of Adam's weights alone)."""
     def __init__(self, model, config):
         self.config, together = config, {}
         for name, weight in model.named_parameters():
@@ -1164,7 +1165,8 @@ def short_questions(config, lines):
     starts, moves, tails = follow_places(config.spec, config.widths[0])
     # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
     # rows will see of move n of the next memory. In the head's example, a move is (digit, token),
-    # shown is [{0, 1}, {0, 1}], later is [{0, 1}], and memory is ((9, 0),) after 9 -> 0.
+    # shown is [{0, 1}, {0, 1}], later is [{0, 1}], and memory is ((9, 0),) after 9 -> 0. The move
+    # 2 -> 3 then gives the sight ((9, 0), (2, 3)) and the memory ((2, 3),).
     later = [set(itertools.chain.from_iterable(shown[:n])) for n in range(1, len(shown))]
     nodes = [(((),) * len(later), start) for start in starts]
     paths = dict.fromkeys(nodes, ())  # {(memory, state): the fewest digits that lead to it}
@@ -1731,10 +1733,10 @@ def make_run(given, source=None, out=None, device=None):
 
 def make_parser():
     """An option of a run that is not given is absent from the parser's result."""
-    about = [f"  {name:<22}{entry.about}" for name, entry in (
-        TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS).items()]
+    entries = TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS
+    listed = [f"  {name:<22}{entry.about}" for name, entry in entries.items()]
     p = argparse.ArgumentParser(
-        "lengen.py", allow_abbrev=False, epilog="\n".join(["tasks and methods:"] + about),
+        "lengen.py", allow_abbrev=False, epilog="\n".join(["tasks and methods:"] + listed),
         formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (_, default, about) in (ENCODER.options | PAIRS.options | SEQ2SEQ.options).items():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
