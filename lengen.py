@@ -26,7 +26,8 @@ and a proof to the papers' stages, and can be proved exact at every length:
    the strongest (in these rows, .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
-   short numbers. Rounding aside, a model that is right on each is right on numbers of any length.
+   short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
+   by the induction at the head of section 6.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. All use `config`: the options of
 a run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
@@ -80,7 +81,6 @@ def demand(condition, complaint):
         raise BadInput(complaint)
 
 def seed_draws(*names):
-    """Seed RANDOM and torch by `names`."""
     RANDOM.seed(repr(names))
     seed = RANDOM.getrandbits(63)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
@@ -459,8 +459,7 @@ class Transformer(nn.Module):
         """-> the method's bias (1 or H, T, S), made causal in self-attention, or None. In long
         tests, it comes in pieces, which are causal, as no line shows a later token."""
         with self.head.weight.device:
-            # Pieces of fewer rows are slower than the whole.
-            if self.config.in_pieces and T > 100 and not self.training:
+            if self.config.lines_alone and T > 100 and not self.training:
                 return self.bias.pieces(layer, attention, T, S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention == "self":
@@ -740,7 +739,6 @@ def learn_method(run):
     train(run, new_model(run, "model", run.config), "model", data)
 
 def settle_seq2seq(config):
-    """Check values of an encoder-decoder; derive `widths`, `align` and `in_pieces`."""
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
     signs = sorted(set(VOCAB[n_digit:]) - {START, END, PAD})
@@ -755,10 +753,10 @@ def settle_seq2seq(config):
     config.align = scheme.bias is banded and len(operands) == 2
     demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
-    # Biases of long numbers are made in pieces, where lines alone determine what rows see.
+    # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
     others = config.n_encoder or scheme.scores
-    config.in_pieces = scheme.calibrated and config.rules == "ours" and not others
-    demand(config.in_pieces or max(config.lengths) <= 2000,
+    config.lines_alone = scheme.calibrated and config.rules == "ours" and not others
+    demand(config.lines_alone or max(config.lengths) <= 2000,
            "--lengths: more than 2,000 needs ABC by our rules without an encoder")
 
 def draw_tests(config, length):
@@ -867,7 +865,7 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
 
-        v1, kappa 1.5     d > .396    offset 0, with bias 0
+        kappa 1.5         d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, lines of at most half of the rows are left out, as a short mean is high by chance.
@@ -914,7 +912,6 @@ RULES = {
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
     "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; App. F may mean EACH
                cross=dict(kappa=4.5, groups=TOGETHER)),
-    # The authors' code, whose other differences are listed in results/claims.md.
     "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),
                  cross=dict(kappa=4.5, groups=((-1,),), total=True)),
 }
@@ -956,7 +953,6 @@ class CalibratedBias(nn.Module):
         self.lines = [Line(*line) for line in lines]
 
     def parts(self, layer, attention, S):
-        """-> the first arguments of `bias_of_lines`."""
         lines = [line for line in self.lines if (line.layer, line.attention) == (layer, attention)]
         return lines, self.config.n_head, blocks_of(self.config, attention, S), self.config.rules
 
@@ -971,6 +967,7 @@ class CalibratedBias(nn.Module):
         parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
+            # Column 0, too, is seen by rows on no line.
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
@@ -1050,12 +1047,11 @@ NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decod
             "encoder, and answers of all digits; tested only")
 
 def is_provable(config):
-    return config.in_pieces and config.n_layer == 1 and not (
+    return config.lines_alone and config.n_layer == 1 and not (
         config.scheme.position or config.spec.label)
 
 class Windows(NamedTuple):
-    """What rows see by the lines of `bias`."""
-    bias: CalibratedBias
+    bias: CalibratedBias  # made of the lines by which rows see
     seen: dict  # {window, as bytes: (token to write, source (S,), target (T + 1,), its index)}
     questions: list  # source (B, S), target (B, T + 1), indexes of the windows (B, T)
     clash: tuple = ()  # two questions that clash, each as source (1, S), target (1, T + 1)
@@ -1112,7 +1108,7 @@ def follow_places(spec, least=0):
         if len(moves) > 50_000:
             raise RunFailed("no proof: there are too many states, such as carries")
         final = state.carry == 0 or spec.msd_first or spec.headroom == 0
-        if final and (state.zeros, state.places) == (spec.headroom, least):
+        if final and (state.zeros, state.places) == (spec.headroom, least):  # both count no further
             tails[state] = ()  # a question may end here
         columns = torch.tensor([digits + state.singles for digits in numbers])
         tokens, carries = spec.step(torch.full_like(columns[:, 0], state.carry), columns)
@@ -1276,8 +1272,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Tried in this order. At kappa = 0, lines above the mean are open. If one is far stronger than the
-# others, needed lines can lie below the mean.
+# Tried in this order. Below 0, as one far stronger line can raise the mean above needed ones.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1294,7 +1289,7 @@ def choose_lines(config, attention):
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
         in_pool = collect_windows(config, opened, pool)
-        while not in_pool.clash:
+        while not in_pool.clash:  # else the next kappa is tried
             lines = drop_lines(config, opened, pool)
             windows = enumerate_windows(config, lines)
             if not windows.clash:
@@ -1332,8 +1327,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
 
 def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
-    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: few lines are kept, those
-    that determine the answer; the vanilla model is retrained, and proved."""
+    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. A vanilla model learns from random weights, at one width, the only one at which it learns
     # to end answers. It is not tested; the lengths of the run's tests may be too long for it.
@@ -1427,7 +1421,6 @@ ENCODER_TASKS = {
 }
 
 def settle_encoder(config):
-    """Derive and check values of an encoder."""
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
     needed = max(*config.lengths, *config.prime_lengths, config.train_digits,
                  config.second_digits or 1, len(str(config.modulus or 1)) // 2)
@@ -1582,7 +1575,7 @@ class Config:
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
     # Values for kinds that lack these options.
-    method, preset, n_layer, n_head, in_pieces, train_digits = "nope", "fast", 0, 1, False, 4
+    method, preset, n_layer, n_head, lines_alone, train_digits = "nope", "fast", 0, 1, False, 4
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if str(task) in kind.tasks]
