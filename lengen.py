@@ -1024,17 +1024,19 @@ def calibrate(config, attention, **changes):
 #
 # Which questions show all windows? A question is a path of *moves* from state to state, one at each
 # place: a digit of each operand and of the answer. A *state*, such as the carry, is all that later
-# moves depend on. A *sight* is what a row sees of the moves around its place, here of its own and
-# the one before. Equal sights are equal windows. `short_questions` walks through all questions at
-# once. It remembers the part of past moves that later rows see:
+# moves depend on. A *sight* is what a row sees of the moves at fixed distances from its own place,
+# here of the one before and of its own. Equal sights are equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     remembers                   nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
-#     is in a state of carry      1              1             0             0             0
-#     takes the move              9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
+#     starts in a carry of        1              1             1             0             0
+#     sees first                  nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
+#     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
-# Two questions that remember the same in the same state have the same continuations, so only one is
-# followed. For each sight, such as 9 -> 0, 2 -> 3, and for each end, a short question is kept.
+# `short_questions` builds all sights, move by move: in the middle of a question, as in row 2, from
+# each state that can be reached; near its start, as in row 0, from the first state, with nothing
+# before; and near its end, as in row 4, until the question can end. If two sights are equal so far
+# and in the same state, they have the same continuations, so only one is followed. Each sight gets
+# a short question: the fewest digits to its first state, its own, and the fewest to an end.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
@@ -1095,17 +1097,15 @@ class State(NamedTuple):  # a question ends only after enough zeros and places
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least=0):
-    """Follow all questions of `least` or more places -> starts, a list of states; moves, {state:
-    [(digits of the operands, token, next state), ...]}; tails, {state: the fewest digits from it to
-    the end of a question}, only of states that can reach one. Raises: RunFailed."""
+    """Follow all questions of `least` or more places -> paths, {state: the fewest digits to it};
+    moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: the fewest
+    digits from it to the end of a question}, if there is one. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
-    starts = [State(digits, spec.first, 0, 0) for digits in singles]
-    moves, tails, states = {}, {}, list(starts)
+    states = [State(digits, spec.first, 0, 0) for digits in singles]
+    paths, moves, tails = dict.fromkeys(states, ()), {}, {}
     for state in states:  # grows
-        if state in moves:
-            continue
-        if len(moves) > 50_000:
+        if len(states) > 50_000:
             raise RunFailed("no proof: there are too many states, such as carries")
         final = state.carry == 0 or spec.msd_first or spec.headroom == 0
         if final and (state.zeros, state.places) == (spec.headroom, least):  # both count no further
@@ -1120,9 +1120,12 @@ def follow_places(spec, least=0):
             if any(number) and not spec.msd_first:
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
-            moves[state].append((number + state.singles, token, after))
-            states.append(after)
-    return starts, moves, shortest_tails(moves, tails)
+            digits = number + state.singles
+            moves[state].append((digits, token, after))
+            if after not in paths:
+                paths[after] = paths[state] + (digits,)
+                states.append(after)
+    return paths, moves, shortest_tails(moves, tails)
 
 def shortest_tails(moves, tails):
     """tails, {state where a question may end: ()} -> {state: the fewest digits to an end}."""
@@ -1137,8 +1140,9 @@ def shortest_tails(moves, tails):
         tails = tails | further
 
 def shown_by(config, lines):
-    """-> a list over the places around a row: the indexes of what it sees of the move there,
-    (*digits, token). The token that it must write counts, so that clashes are found."""
+    """-> for each place around a row, the indexes of what it sees of the move there, (*digits,
+    token), in a list; and which of them is the row's own place, n, if its first place is place 0.
+    The token that it must write counts, so that clashes are found."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
@@ -1149,42 +1153,39 @@ def shown_by(config, lines):
             shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
         elif (line.direction, line.offset) != (0, 0):  # a block's first column is always the same
             raise RunFailed("no proof: a line shows different places at different widths")
-    return [shown.get(place, set()) for place in range(min(shown), max(shown) + 1)]
+    return [shown.get(place, set()) for place in range(min(shown), max(shown) + 1)], -min(shown)
 
 def mask(move, indexes):
     """The elements of a move at these indexes; None for others."""
     return tuple([x if n in indexes else None for n, x in enumerate(move)])
 
 def short_questions(config, lines):
-    """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows."""
-    shown, found = shown_by(config, lines), {}  # {sight, or (memory, state) of an end: digits}
-    starts, moves, tails = follow_places(config.spec, config.widths[0])
-    # A row sees len(shown) successive moves: those in memory and the latest. later[n] is what later
-    # rows will see of move n of the next memory. In the head's example, a move is (digit, token),
-    # shown is [{0, 1}, {0, 1}], later is [{0, 1}], and memory is ((9, 0),) after 9 -> 0. The move
-    # 2 -> 3 then gives the sight ((9, 0), (2, 3)) and the memory ((2, 3),).
-    later = [set(itertools.chain.from_iterable(shown[:n])) for n in range(1, len(shown))]
-    nodes = [(((),) * len(later), start) for start in starts]
-    paths = dict.fromkeys(nodes, ())  # {(memory, state): the fewest digits that lead to it}
-    for memory, state in nodes:  # grows
-        path = paths[memory, state]
-        if tails.get(state) == ():  # the question can end here, for rows that see past the latest
-            found[memory, state] = path
+    """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
+    RunFailed."""
+    (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
+    paths, moves, tails = follow_places(config.spec, config.widths[0])
+    paths = {((), state): path for state, path in paths.items() if state in tails}
+    for _, start in list(paths):
+        if paths[(), start] == ():  # before row n < own, own - n moves are missing
+            paths |= {((None,) * n, start): () for n in range(1, own + 1)}
+    nodes, too_many = list(paths), False  # sights so far, in a state
+    for sight, state in nodes:  # grows
+        path = paths[sight, state]
+        if len(sight) >= own and tails[state] == ():  # the question can end here
+            found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
                 continue
-            seen = memory + (digits + (token,),)
-            sight = state.singles, tuple(map(mask, seen, shown))
-            if sight not in found:
-                found[sight] = path + (digits,) + tails[after]
-            node = tuple(map(mask, seen[1:], later)), after
-            if node not in paths:
-                paths[node] = path + (digits,)
-                nodes.append(node)
+            longer = sight + (mask(digits + (token,), shown[len(sight)]),)
+            if len(longer) == len(shown):
+                found.setdefault((state.singles, longer), path + (digits,) + tails[after])
+            elif (longer, after) not in paths:
+                paths[longer, after] = path + (digits,)
+                nodes.append((longer, after))
         too_many = max(len(found), len(paths)) > MOST_WINDOWS
         if too_many:
             break
-    if not found:
+    if not (found or too_many):
         raise RunFailed("no proof: the task has no question")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory

@@ -360,8 +360,7 @@ def test_generate_equals_the_greedy_loop(double, method, limit):
 
 @parametrize("rules, scores", [("ours", None), ("ours", L.rotary), ("v1", None)])
 def test_pieces_give_the_logits_of_the_whole_bias(double, monkeypatch, rules, scores):
-    """As in training: beyond 100 rows, by our rules, the bias comes in pieces, unless a method has
-    scores of its own, which number the keys."""
+    """As in training; beyond 100 rows, by our rules, they come unless a method has own scores."""
     monkeypatch.setitem(METHODS, "own", METHODS["abc"]._replace(scores=scores))
     config = small(method="own", rules=rules, n_encoder=0)
     model = drawn_model(config, [LINES[0], LINES[0]._replace(offset=5)])
@@ -656,8 +655,7 @@ def test_abc_bias_ends_lines_of_self_attention_at_the_row(of):
     ("successor", "$abcde", "self", "1 0 -1", "$$abcd"),
     ("successor", "$abcde", "self", "1 0 1", "$$$$$$")])
 def test_bias_of_lines_shows_a_place_to_each_row(task, keys, attention, path, shown):
-    """As the table in section 5 says; not by lines of other layers, which CalibratedBias.parts and
-    columns_of leave out. A row without a line sees START."""
+    """By the table in section 5. CalibratedBias.parts leaves out other layers; see columns_of."""
     direction, block, offset = map(int, path.split())
     line = Line(0, direction, block, offset, 0.0, 1.0, attention=attention)
     lines = [line, line._replace(layer=1, offset=3)]
@@ -781,16 +779,16 @@ def test_calibrated_bias_shows_what_the_header_prints():
 
 def test_follow_places_takes_the_moves_of_the_printed_walk():
     """Those of the digits 9, 2, 1, 0, if numbers have 4 digits or more."""
-    [state], moves, ends = L.follow_places(TASKS["successor"], least=4)
-    walk, carries = [], ["1"]
+    paths, moves, tails = L.follow_places(TASKS["successor"], least=4)
+    state, walk, carries = next(iter(paths)), [], ["1"]
     for digit in 9, 2, 1, 0:
+        carries.append(str(state.carry))
         [(token, state)] = [move[1:] for move in moves[state] if move[0] == (digit,)]
         walk.append(f"{digit} -> {token}")
-        carries.append(str(state.carry))
-    assert ends[state] == ()
-    assert carries == printed("is in a state of carry")
-    assert ["nothing"] + walk == printed("remembers")
-    assert walk + ["(it ends)"] == printed("takes the move")
+    assert tails[state] == () and len(paths[state]) == 4
+    assert carries == printed("starts in a carry of")
+    assert ["nothing"] + walk == printed("sees first")
+    assert walk + ["(it ends)"] == printed("sees then")
 
 @parametrize("task", ["addition", "nx1", "parity"])
 def test_views_of_rows_are_equal_where_logits_of_random_weights_are(double, task):
@@ -911,8 +909,7 @@ def test_enumerate_windows_keeps_a_question_that_shows_each(monkeypatch, msd_fir
 @parametrize("headroom, last, first", [
     (0, "2 4 8 4", "2 4 8 4"), (1, "2 4 8 2", "1 2 8 4"), (2, "2 4 8 1", "1 1 8 4")])
 def test_enumerate_windows_keeps_the_headroom_zero(monkeypatch, headroom, last, first):
-    """By hand: in a copy of bits, rows see bits t and t - 2, and bit t - 1 as a token. Counts are
-    of row 0, row 1, rows in the middle, and END."""
+    """In a copy of bits, rows see bits t and t - 2, and t - 1 as a token: rows 0, 1, middle, END."""
     for msd_first, counts in enumerate([last, first]):
         add_task(monkeypatch, copy_digits, base=2, headroom=headroom, msd_first=msd_first)
         windows = windows_of("own", "0 -2")
@@ -934,6 +931,13 @@ def test_short_questions_have_no_digit_after_which_none_can_end(monkeypatch, hea
     config = one_layer("own")
     questions = L.short_questions(config, lines_at(config, "0"))
     assert max(source[:, 1:-1].max() for source, _ in questions) == most
+
+def test_enumerate_windows_remembers_only_what_one_row_sees(monkeypatch):
+    """Of the four digits before it, a row sees the last and the first. All are 10^4."""
+    monkeypatch.setattr(L, "MOST_WINDOWS", 9999)
+    add_task(monkeypatch, copy_digits)
+    lines = lines_at(one_layer("own"), "0") + [line("self 1 0 -3")]
+    assert len(enumerate_windows(one_layer("own"), lines).seen) > 1000
 
 @parametrize("places, clash", [("0", True), ("0 -1", False)])
 def test_enumerate_windows_ends_at_most_windows_but_finds_a_clash(monkeypatch, places, clash):
@@ -1011,8 +1015,7 @@ def test_measure_drift_fails_if_a_window_was_not_listed():
     (lambda carry, a: (torch.where(a + carry == 2, -1, a ^ carry), a), 2, 1000),
     (lambda carry, a: (torch.where(a == 7, a, -1), 0 * a), 10, 0)])
 def test_prove_says_up_to_which_length_it_compared(monkeypatch, total, base, digits):
-    """Hardly any long random number has an answer without digits below 5, or without two ones in a
-    row; none has one if all digits but 7 are refused."""
+    """Hardly any long random number lacks digits below 5, or two ones in a row; none is all 7."""
     add_task(monkeypatch, total, base=base, msd_first=base == 2, headroom=0)
     windows = windows_of("own", "0 -1")
     proof = prove(Reader(windows), windows)
