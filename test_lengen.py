@@ -909,7 +909,7 @@ def test_enumerate_windows_keeps_a_question_that_shows_each(monkeypatch, msd_fir
 @parametrize("headroom, last, first", [
     (0, "2 4 8 4", "2 4 8 4"), (1, "2 4 8 2", "1 2 8 4"), (2, "2 4 8 1", "1 1 8 4")])
 def test_enumerate_windows_keeps_the_headroom_zero(monkeypatch, headroom, last, first):
-    """In a copy of bits, rows see bits t and t - 2, and t - 1 as a token: rows 0, 1, middle, END."""
+    """In a copy of bits, rows see bits t, t - 2, and t - 1 as a token: rows 0, 1, middle, END."""
     for msd_first, counts in enumerate([last, first]):
         add_task(monkeypatch, copy_digits, base=2, headroom=headroom, msd_first=msd_first)
         windows = windows_of("own", "0 -2")
