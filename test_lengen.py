@@ -1240,9 +1240,9 @@ def test_encoder_learns_sums_of_single_digits(model):
 # 10. Options, checkpoints, command line -----------------------------------------------------------
 
 @parametrize("name, given, value", [
-    ("seed", "successor", 0), ("method", "addition encoder", "rpe-k"),
+    ("seed", "successor", 0),
+    ("method", "addition encoder", "rpe-k"),
     ("model", "multiplication", "universal"), ("lr", "successor", 4e-3),
-    ("n_encoder", "addition universal", 6),
     ("lr", "nx1 seq2seq method=rope", 3e-3),
     ("steps", "nx1 seq2seq method=rope", 6000),
     ("lr", "nx1 seq2seq method=rope preset=paper", 1e-5),
@@ -1294,7 +1294,7 @@ def test_config_refuses_a_task_that_cannot_be_written(monkeypatch, option, field
 @parametrize("arguments", [
     "--seed=x", "--lengths=2001 --method=nope", "--dummy", "--from=none", "--from=none --ask=1",
     "--from=none --steps=9", "--ask=1", "--ask=1 --out=x", "--ask=1 --seed=1",
-    "--task=no", "--seed", "--ask", "--device=gpu", "--foo", "--meth=nope", "--quiet=1", "nx1"])
+    "--task=no", "--seed", "--device=gpu", "--foo", "--meth=nope", "--quiet=1", "nx1"])
 def test_main_refuses_bad_input(command, arguments):
     """By make_parser, Config or later."""
     code, out, lines = command(f"{arguments} --quiet")
