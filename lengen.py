@@ -536,9 +536,11 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
         found.append(torch.cat([source, target], 1))
-        if distinct:  # in the order in which they were drawn
-            different = dict.fromkeys(map(tuple, torch.cat(found).tolist()))
-            found = [torch.tensor(list(different)).long().view(-1, found[0].shape[1])]
+        if distinct:
+            rows, first = torch.cat(found), {}  # the first row of each question
+            for n_row, row in enumerate(rows.tolist()):
+                first.setdefault(tuple(row), n_row)
+            found = [rows[list(first.values())]]
         if sum(map(len, found)) >= n:
             break
     return torch.cat(found)[:n].split([source.shape[1], target.shape[1]], 1)
@@ -600,7 +602,8 @@ def muon(grad, momentum):
 def take_step(model, optimizer, share, source, target):
     """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1."""
     model.train()
-    model.zero_grad(set_to_none=False)  # gradients stay where the optimizer has them
+    for _, _, grads, _, _ in optimizer.groups:
+        grads.zero_()
     logits = model(source, target[:, :-1]).flatten(0, 1).float()
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
