@@ -314,7 +314,7 @@ def layer_of_torch(kind, ours, preset):
 
 @parametrize("preset", ["fast", "paper"])
 def test_transformer_equals_torchs_layers(double, monkeypatch, preset):
-    """Layer: one of an encoder, and two of a decoder that have different biases."""
+    """Layer, after sinusoids: one of an encoder, and two of a decoder with different biases."""
     monkeypatch.setitem(METHODS, "own", METHODS["vanilla"]._replace(bias=growing_alibi))
     model = drawn_model(small(method="own", preset=preset))
     source, target = drawn_tokens(3, 7), drawn_tokens(3, 5)
@@ -347,7 +347,7 @@ def test_transformer_equals_torchs_encoder_layers(double, monkeypatch, kind, n_l
 
 @parametrize("method, limit", [("abc", 103)] + [(method, 12) for method in METHODS])
 def test_generate_equals_the_greedy_loop(double, method, limit):
-    """Which later targets cannot change. Beyond 100 rows, `generate` has a bias in pieces."""
+    """For all methods, such as LearnedPositions. Beyond 100 rows, it has a bias in pieces."""
     lines = [LINES] * METHODS[method].calibrated
     model = drawn_model(small(method=method, n_encoder=int(limit == 12)), *lines)
     source = drawn_tokens(3, 19)
@@ -926,7 +926,7 @@ def test_enumerate_windows_finds_what_carries_do_late(monkeypatch):
 
 @parametrize("headroom, most", [(0, 9), (1, 6)])
 def test_short_questions_have_no_digit_after_which_none_can_end(monkeypatch, headroom, most):
-    """By shortest_tails: after 7, 8 or 9, the carry is 1 for ever, which matters with headroom."""
+    """By shortest_tails: after 7, 8 or 9, the carry stays 1; with headroom, the last must be 0."""
     add_task(monkeypatch, lambda carry, a: (a, carry | (a > 6)), headroom=headroom)
     config = one_layer("own")
     questions = L.short_questions(config, lines_at(config, "0"))
@@ -948,8 +948,7 @@ def test_enumerate_windows_ends_at_most_windows_but_finds_a_clash(monkeypatch, p
 
 @parametrize("msd_first, path", [(False, "cross 1 0 1"), (False, "cross -1 1 -1"),
     (True, "cross -1 0 1"), (False, "cross 0 0 2"), (False, "self -1 0 2")])
-def test_enumerate_windows_refuses_lines_that_move_with_the_width(monkeypatch, msd_first, path):
-    """By shown_by."""
+def test_shown_by_refuses_lines_that_move_with_the_width(monkeypatch, msd_first, path):
     add_task(monkeypatch, copy_digits, msd_first=msd_first)
     assert "width" in enumerate_windows(one_layer("own"), [line(path)]).why
 
@@ -1060,7 +1059,7 @@ def test_choose_lines_fails_with_two_questions_if_no_lines_help(monkeypatch):
         choose_lines(one_layer(), planted({0: 5, -1: 0.02}))
 
 def test_drop_lines_keeps_what_a_pool_needs_and_the_main_diagonal():
-    """A line is dropped from all heads, whatever its strength, if others tell the answer."""
+    """By Line.path, a line goes from all heads, whatever its strength, if others tell the answer."""
     config = one_layer()
     needed = lines_at(config, "0 -1") + [line("self 1 0 0")]
     stray = [line("cross -1 0 1", head, z=9.0) for head in (0, 1)]
@@ -1233,6 +1232,7 @@ def test_encoder_data_draws_lengths_equally_or_in_the_paper_preset_numbers(prese
 
 @parametrize("model", ["encoder", "universal"])
 def test_encoder_learns_sums_of_single_digits(model):
+    """Right in draw_encoder_tests: guesses would not be."""
     [row] = rows_of_trained(Config("elementwise-addition", model, n_encoder=2, train_digits=1,
                                    lengths=(1,), steps=200, width=2))
     assert row["correct"] > 0.98 * row["n"]
@@ -1325,7 +1325,7 @@ def test_read_run_refuses_another_checkpoint(trained, command, changes):
     "total=TASKS['successor'].total", "headroom=1", "msd_first=True", "position=L.sinusoids",
     "position=L.LearnedPositions"])
 def test_read_run_refuses_a_run_whose_task_or_method_has_changed(trained, monkeypatch, change):
-    """By draw_examples and, for a method, by the logits that build compares."""
+    """draw_examples are others, or build finds other logits than those stored at training."""
     table, name = (METHODS, "abc") if "position" in change else (TASKS, "parity")
     changed = table[name]._replace(**eval(f"dict({change})"))
     monkeypatch.setitem(table, name, changed)
@@ -1345,7 +1345,7 @@ def test_load_reads_a_run_after_symbols_were_added_or_left_out(command, monkeypa
     assert command("--from=run --ask=7")[0] == 0
 
 def test_load_returns_a_model_with_its_lines(trained):
-    """Without them, it would be wrong at 200 digits. The state_dict has them by get_extra_state."""
+    """Without them, it is wrong at 200 digits. The other has them by get_ and set_extra_state."""
     model, config, _ = load(trained["parity"][0])
     other = Transformer(config)
     other.load_state_dict(model.state_dict())
