@@ -1059,7 +1059,7 @@ def test_choose_lines_fails_with_two_questions_if_no_lines_help(monkeypatch):
         choose_lines(one_layer(), planted({0: 5, -1: 0.02}))
 
 def test_drop_lines_keeps_what_a_pool_needs_and_the_main_diagonal():
-    """By Line.path, a line goes from all heads, whatever its strength, if others tell the answer."""
+    """By Line.path, a line goes from all heads, however strong, if others tell the answer."""
     config = one_layer()
     needed = lines_at(config, "0 -1") + [line("self 1 0 0")]
     stray = [line("cross -1 0 1", head, z=9.0) for head in (0, 1)]
