@@ -99,7 +99,7 @@ def seed_draws(*names):
 # So `$0129&` -> `$0310&`. The token of a digit is its value. Numbers are drawn as digits (B, W),
 # least significant first. `digits` (B, W, n) has those of n operands, in the order of the places; a
 # single digit, as the 7 of `$0123*7&`, is repeated at every place. This section can be copied as it
-# stands, with `demand`; it needs itertools, torch, Callable and NamedTuple.
+# stands, with `demand` and BadInput; it needs itertools, torch, Callable and NamedTuple.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"  # of questions and answers; PAD is for encoders
@@ -138,7 +138,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)"""
-        found = self.total(carry.clone(), *digits.clone().unbind(-1))  # which it may change
+        found = self.total(carry.clone(), *digits.clone().unbind(-1))  # total may change them
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
         return [torch.as_tensor(x).long().expand_as(carry) for x in found]
@@ -546,11 +546,11 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     return torch.cat(found)[:n].split([source.shape[1], target.shape[1]], 1)
 
 class Optimizer:
-    """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
-    all other weights; in the paper preset and without such layers, Adam for all. It can be copied
-    with `muon`, math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et
-    al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter
-    2019 (decay, of Adam's weights alone)."""
+    """Muon for the weight matrices of encoder and decoder layers, which are known by their names,
+    Adam at a quarter of the rate for all other weights; in the paper preset and without such
+    layers, Adam for all. It can be copied with `muon`, math, torch and F; config has lr, preset,
+    kind.beta, kind.decay. Source: Jordan et al. 2024 (Muon), Liu et al. 2025 (its scale), Kingma
+    and Ba 2015 (Adam), Loshchilov and Hutter 2019 (decay, of Adam's weights alone)."""
     def __init__(self, model, config):
         self.config, together = config, {}
         for name, weight in model.named_parameters():
@@ -659,7 +659,7 @@ class Run(NamedTuple):
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
-    batch: Callable  # step -> source (B, S), target (B, T + 1); that of the last step is typical
+    batch: Callable  # step -> source (B, S), target (B, T + 1)
     rate: Callable  # step -> share of the peak learning rate
     check: Callable  # model -> list of accuracies on unseen numbers, for the curve
 
@@ -970,7 +970,7 @@ class CalibratedBias(nn.Module):
         parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
-            # Column 0, too, is seen by rows on no line.
+            # Rows on no line see column 0.
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
@@ -1047,7 +1047,7 @@ def calibrate(config, attention, **changes):
 # less than MARGIN / 10 from those of the short question that shows it.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
-MOST_WINDOWS = 2 ** 19  # limit on the number of windows, of which each takes 2 kB of memory
+MOST_WINDOWS = 2 ** 19  # limit on windows (2 kB of memory each) and on beginnings of sights
 NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
             "encoder, and answers of all digits; tested only")
 
@@ -1143,9 +1143,9 @@ def shortest_tails(moves, tails):
         tails = tails | further
 
 def shown_by(config, lines):
-    """-> for each place around a row, the indexes of what it sees of the move there, (*digits,
-    token), in a list; and which of them is the row's own place, n, if its first place is place 0.
-    The token that it must write counts, so that clashes are found."""
+    """-> a list over the places around a row, with the indexes of what the row sees of the move
+    there, (*digits, token); and the index of the row's own place in this list. The token that the
+    row must write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
@@ -1166,12 +1166,13 @@ def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
     RunFailed."""
     (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
-    paths, moves, tails = follow_places(config.spec, config.widths[0])
-    paths = {((), state): path for state, path in paths.items() if state in tails}
-    for _, start in list(paths):
-        if paths[(), start] == ():  # before row n < own, own - n moves are missing
+    reached, moves, tails = follow_places(config.spec, config.widths[0])
+    # {(sight so far, state): the fewest digits that lead there}
+    paths = {((), state): path for state, path in reached.items() if state in tails}
+    for start, path in reached.items():
+        if path == () and start in tails:  # in rows near the start, n moves are missing
             paths |= {((None,) * n, start): () for n in range(1, own + 1)}
-    nodes, too_many = list(paths), False  # sights so far, in a state
+    nodes, too_many = list(paths), False
     for sight, state in nodes:  # grows
         path = paths[sight, state]
         if len(sight) >= own and tails[state] == ():  # the question can end here
@@ -1194,7 +1195,7 @@ def short_questions(config, lines):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
     if too_many:  # said last, as a clash would say more
-        raise RunFailed(f"no proof: over {MOST_WINDOWS:,} windows; tested only")
+        raise RunFailed(f"no proof: too many windows, by a limit of {MOST_WINDOWS:,}; tested only")
 
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
@@ -1276,7 +1277,8 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Tried in this order. Below 0, as one far stronger line can raise the mean above needed ones.
+# Tried in this order. Some are below 0, as one far stronger line can raise the mean above the
+# lines that are needed.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1331,7 +1333,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
 
 def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
-    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: stages 3 to 5."""
+    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. A vanilla model learns from random weights, at one width, the only one at which it learns
     # to end answers. It is not tested; the lengths of the run's tests may be too long for it.
