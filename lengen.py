@@ -68,7 +68,6 @@ from torch.nn.utils import clip_grad_norm_
 
 SOURCE = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # of this file, for records
 LOG = logging.getLogger("lengen")  # progress, at level INFO
-RANDOM = random.Random()  # draws integers of any size
 
 class BadInput(ValueError):
     """An error that the user can fix. The command prints one line and exits with 2."""
@@ -81,8 +80,8 @@ def demand(condition, complaint):
         raise BadInput(complaint)
 
 def seed_draws(*names):
-    RANDOM.seed(repr(names))
-    seed = RANDOM.getrandbits(63)
+    random.seed(repr(names))
+    seed = random.getrandbits(63)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
@@ -615,24 +614,23 @@ def graphed_step(model, optimizer, graphs, *batch):
     """`take_step` of a batch: share, source, target. On CUDA, as a graph, since hundreds of kernel
     launches take about 9 ms and a replay takes 1 ms. graphs: {shape: graph, its inputs, loss}."""
     shape = batch[1].shape
-    if not batch[0].is_cuda or shape not in graphs:  # an ordinary step, which warms up this shape
-        graphs[shape] = None
-        return take_step(model, optimizer, *batch)
-    if graphs[shape] is None:  # the second batch of this shape: its step is captured, not executed
+    if batch[0].is_cuda and shape in graphs:
+        graph, inputs, loss = graphs[shape]
+        for x, new in zip(inputs, batch):
+            x.copy_(new)
+        graph.replay()
+        return loss
+    loss = take_step(model, optimizer, *batch)
+    if batch[0].is_cuda:  # a step like this one is captured, which does not execute it
         graph, inputs = torch.cuda.CUDAGraph(), [x.cuda() for x in batch]
         with torch.cuda.graph(graph):
-            loss = take_step(model, optimizer, *inputs)
-        graphs[shape] = graph, inputs, loss
-    graph, inputs, loss = graphs[shape]
-    for x, new in zip(inputs, batch):
-        x.copy_(new)
-    graph.replay()
+            graphs[shape] = graph, inputs, take_step(model, optimizer, *inputs)
     return loss
 
 class Run(NamedTuple):
     """A run and its parts so far: trainings by name, as `train` keeps them; the last is "model";
-    "attention", see `average_attention`; "before", tests before fine-tuning; "examples", see
-    `draw_examples`; and, of a trained run, "proof", see `prove`."""
+    "attention", see `average_attention`; "before", tests before fine-tuning; and, of a trained
+    run, "proof", see `prove`, and "examples", see `build`."""
     config: object
     parts: dict
     folder: Path = None
@@ -793,9 +791,9 @@ def ask(model, config, question):
     demand(config.model == "seq2seq", f"{config.task} by {config.model} cannot be asked")
     operands = [text.strip() for text in question.split(config.spec.sign or None)]
     source, target = example(config.task, *operands, width=config.widths[0], align=config.align)
-    text = decode(generate(model, encode(source)[None], len(target) - 1)[0])
-    digits = text[1:].split(END)[0]
-    if END not in text or not digits or set(digits) - set(VOCAB[:config.spec.base]):
+    text = decode(generate(model, encode(source)[None], len(target) - 1)[0, 1:])
+    digits, end, _ = text.partition(END)
+    if not (digits and end) or set(digits) - set(VOCAB[:config.spec.base]):
         return f"no number; the model wrote {text!r}"
     if not config.spec.msd_first:
         digits = digits[::-1]
@@ -1455,8 +1453,8 @@ def arrange_encoder(config, pairs):
 
 def draw_integers(config, lengths):
     """-> pairs of positive integers, of up to `length` and of up to second_digits digits."""
-    return [(RANDOM.randrange(1, 10 ** length),
-             RANDOM.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
+    return [(random.randrange(1, 10 ** length),
+             random.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
 def draw_encoder_tests(config, length):
     return dict(random=arrange_encoder(config, draw_integers(config, [length] * config.samples)))
@@ -1467,14 +1465,14 @@ def encoder_data(config, n_short, n_long, steps):
     the rate warms up; draws repeat; the fast preset draws all short lengths equally often."""
     def draw_short(digits):
         if config.preset == "paper":
-            return RANDOM.randrange(1, 10 ** digits)
-        digits = RANDOM.randint(1, digits)
-        return RANDOM.randrange(10 ** (digits - 1), 10 ** digits)
+            return random.randrange(1, 10 ** digits)
+        digits = random.randint(1, digits)
+        return random.randrange(10 ** (digits - 1), 10 ** digits)
     seed_draws(config.seed, "examples", n_short, n_long)
     known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
-    known += draw_integers(config, RANDOM.choices(config.prime_lengths, k=n_long))
+    known += draw_integers(config, random.choices(config.prime_lengths, k=n_long))
     def batch(step):
-        drawn = RANDOM.choices(known, k=config.batch)
+        drawn = random.choices(known, k=config.batch)
         second_digits = config.second_digits or config.train_digits
         return arrange_encoder(config, [(a, b or draw_short(second_digits)) for a, b in drawn])
     def check(model):
@@ -1615,39 +1613,34 @@ class Config:
         demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
         self.values = {name: getattr(self, name) for name in options}
 
-def draw_examples(config):
-    """-> source, target: questions by which a changed task is noticed."""
-    config = Config(**config.values | dict(samples=20))
-    seed_draws("examples")
-    return list(config.kind.draw_tests(config, min(4, config.train_digits))["random"])
-
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
     try:
         state = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        config, parts, vocab = Config(**state["config"]), state["parts"], state["vocab"]
+        run, vocab = Run(Config(**state["config"]), state["parts"], folder), state["vocab"]
         demand(VOCAB.startswith(vocab) or vocab.startswith(VOCAB), f"its symbols are {vocab}")
-        now = draw_examples(config)
-        demand(all(map(torch.equal, parts.get("examples", now), now)), "its task has changed")
-        run = Run(config, parts, folder)
-        if "proof" in parts:
+        if "proof" in run.parts:
             build(run)
         return run
     except Exception as error:
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
 def build(run):
-    """-> the trained model of a run. Raises: BadInput if it answers otherwise than it did then."""
-    config, part = run.config, run.parts["model"]
-    source, target = run.parts.setdefault("examples", draw_examples(config))
-    config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
+    """-> the trained model of a run. The first time, questions, answers and logits are kept as
+    examples. Raises: BadInput if they are others now, or an error of torch."""
+    config, weights = run.config, run.parts["model"]["weights"]
+    config.n_vocab = len(weights["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
-    model.load_state_dict(part["weights"])
+    model.load_state_dict(weights)
+    seed_draws("examples")
+    tests = config.kind.draw_tests(Config(**config.values | dict(samples=20)),
+                                   min(4, config.train_digits))
+    source, target = tests["random"]
     with torch.no_grad():
-        logits = model(source, target[:, :-1]).cpu()
-    kept = part.setdefault("logits", logits)
-    demand(kept.dtype == logits.dtype and torch.allclose(kept, logits, atol=0.01),
-           "the method or torch's default type has changed since this run was trained")
+        examples = [source, target, model(source, target[:, :-1]).cpu()]
+    for now, kept in zip(examples, run.parts.setdefault("examples", examples)):
+        demand(now.dtype == kept.dtype and torch.allclose(now, kept, atol=0.01),
+               "its task or method, or torch's default type, has changed since it was trained")
     return model
 
 def load(folder):
@@ -1681,23 +1674,18 @@ def execute(run, as_json=False):
     """Train a run if it is not trained, test it, and write and print its record -> the record."""
     config, parts = run.config, run.parts
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # more threads help little
-    parts.setdefault("examples", draw_examples(config))
+        torch.set_num_threads(1)  # for the same results on any number of cores
     run.keep()
     LOG.info(f"{config.task}, {config.model}, {config.method}, {run.device}: {run.folder}")
-    trained = "proof" in parts
-    if not trained:
+    if "proof" not in parts:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         parts["proof"] = learn(run) or dict(proved=False, why=NO_PROOF)
     model, proof = build(run), parts["proof"]
-    if trained:  # the code, or the file, may have changed since
-        lines = getattr(getattr(model, "bias", None), "lines", [])
-        proof.update(prove(model, enumerate_windows(config, lines)))
     tests = evaluate(model, config)
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
         proof.update(proved=False, why="right on all windows, but wrong in tests")
     run.keep()
-    example = [x[:1].flatten() for x in parts["examples"]]
+    example = [x[:1].flatten() for x in parts["examples"][:2]]
     record = dict(
         config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
         example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],
@@ -1712,17 +1700,13 @@ def make_run(given, source=None, out=None, device=None):
     """-> a new run of these options or, from the folder `source`, one that goes on."""
     best, parts = "cuda" if torch.cuda.is_available() else "cpu", {}
     demand(device in (None, "cpu", best), f"--device: there is no {device}")
-    record = Path(source or "", "result.json")
-    is_recorded = record.exists()  # asked before the checkpoint is read, which is written earlier
     if source is not None:
         demand(given.keys() <= {"lengths", "samples"}, "--from allows only --lengths, --samples")
         config, parts, _, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
-    if source and not ("proof" in parts and is_recorded):  # it goes on in its folder
+    if source and not ("proof" in parts and Path(source, "result.json").exists()):
         demand(not out, "--out: an unfinished run goes on in its own folder")
-        if is_recorded:
-            record.unlink(missing_ok=True)  # of another checkpoint
         return Run(config, parts, source, device or best)
     # A finished run stays as it is; its model is tested again in a new folder.
     name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
