@@ -512,7 +512,7 @@ def draw_hard(base, length, n):
     """-> (n, length): n numbers of zeros or of highest digits; in each, a random share of the
     digits is redrawn. They are hard: carries run far, and operands are short or nearly equal."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
-    redrawn = torch.rand(n, length, dtype=torch.float32) < torch.rand(n, 1, dtype=torch.float32)
+    redrawn = torch.rand(n, length) < torch.rand(n, 1)
     return torch.where(redrawn, torch.randint(base, (n, length)), usual)
 
 def draw_questions(config, draw, length, n, width=None, distinct=True):
@@ -603,7 +603,7 @@ def take_step(model, optimizer, share, source, target):
     model.train()
     for _, _, grads, _, _ in optimizer.groups:
         grads.zero_()
-    logits = model(source, target[:, :-1]).flatten(0, 1).float()
+    logits = model(source, target[:, :-1]).flatten(0, 1)
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
     clip_grad_norm_(model.parameters(), 1.0)
@@ -712,7 +712,7 @@ def numbers_data(config, steps, first_training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
         def draw(base, length, n):
-            place = torch.rand(n, dtype=torch.float32) ** power  # at 6, mostly near 0
+            place = torch.rand(n) ** power  # at 6, mostly near 0
             number = pool[(len(pool) * place).long()]  # pools are sorted, small numbers first
             return number[:, None] // base ** torch.arange(length) % base
         width = config.widths[torch.randint(len(config.widths), ())]
@@ -854,14 +854,13 @@ def columns_of(lines, rows, blocks):
         columns[path] = torch.where(inside, start + column, -1)
     return columns
 
-EACH, TOGETHER = ((1,), (0,), (-1,)), ((1, 0, -1),)  # directions, each alone or in one group
-
-def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
+def find_lines(attention, blocks, kappa, directions=(1, 0, -1), together=False, total=False,
+               ours=False):
     """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks. In each
-    head and group of directions, d of a line is its mean attention or, if total, its sum; mu and
-    sigma are the mean and deviation of d over all L lines. A line stands out if d > mu + kappa *
-    sigma. By our rules, sigma is multiplied by sqrt(L - 1): no d can exceed mu + sigma * sqrt(L -
-    1), so one kappa fits any L. For L = 6, say:
+    head and direction or, if together, in all directions at once, d of a line is its mean attention
+    or, if total, its sum; mu and sigma are the mean and deviation of d over all L lines. A line
+    stands out if d > mu + kappa * sigma. By our rules, sigma is multiplied by sqrt(L - 1): no d can
+    exceed mu + sigma * sqrt(L - 1), so one kappa fits any L. For L = 6, say:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -873,6 +872,7 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
     With several blocks, only a block's first column may be a vertical, as others are different
     places at different widths; they still count in mu and sigma. Source: v1, Eqs. 1 and 2. Differs:
     as in the authors' code, d is compared, not d - d_max, which is never positive."""
+    groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
             means = {}  # (direction, block, offset) -> d
@@ -885,7 +885,9 @@ def find_lines(attention, blocks, kappa, groups=EACH, total=False, ours=False):
                 continue
             d = torch.stack(list(means.values()))
             sigma, mu = torch.std_mean(d, correction=0)
-            unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
+            unit = sigma
+            if ours:
+                unit = sigma * math.sqrt(len(d) - 1)
             # Lines of equal mean differ by rounding, so a little is added to the threshold.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
@@ -908,13 +910,13 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
 
 # Arguments of `find_lines`. Where a proof is possible, `choose_lines` tries KAPPAS instead of 0.5.
 RULES = {
-    "ours": dict(self=dict(kappa=0.5, groups=((1,),), ours=True),
+    "ours": dict(self=dict(kappa=0.5, directions=(1,), ours=True),
                  cross=dict(kappa=0.5, ours=True)),  # `calibrate` leaves out a direction
     "v1": dict(self=dict(kappa=4.0), cross=dict(kappa=4.0)),  # Secs. 5 and 6
-    "v2": dict(self=dict(kappa=0.87, groups=TOGETHER),  # App. D; App. F may mean EACH
-               cross=dict(kappa=4.5, groups=TOGETHER)),
-    "code": dict(self=dict(kappa=0.87, groups=((1,),), total=True),
-                 cross=dict(kappa=4.5, groups=((-1,),), total=True)),
+    "v2": dict(self=dict(kappa=0.87, together=True),  # App. D; App. F may mean each direction
+               cross=dict(kappa=4.5, together=True)),
+    "code": dict(self=dict(kappa=0.87, directions=(1,), total=True),
+                 cross=dict(kappa=4.5, directions=(-1,), total=True)),
 }
 
 def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
@@ -922,8 +924,8 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     heads, as by nn.MultiheadAttention with average_attn_weights=False -> bias (H, M, N) of its
     lines, found by RULES[rules][of] with `changes`. of: "cross" or, for a decoder's attention to
     its own output, "self"; then add `causal_bias(M)`. blocks: (size in n, size in N) of each block
-    of columns, by default one. With changes groups=((0,), (-1,)), only lines are used that mean the
-    same at every size. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
+    of columns, by default one. With directions=(0, -1) in `changes`, only lines are used that mean
+    the same at every size. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     found = find_lines(attention.cpu(), now, **RULES[rules][of] | changes)
     lines = [line._replace(attention=of) for line in found]
@@ -999,7 +1001,7 @@ def calibrate(config, attention, **changes):
         for name, maps in zip(("self", "cross"), attention):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
-                rule["groups"] = (0,), (1 if config.spec.msd_first else -1,)
+                rule["directions"] = 0, 1 if config.spec.msd_first else -1
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))

@@ -625,7 +625,7 @@ def test_find_lines_gives_those_of_its_example():
     attention = torch.zeros(1, 5, 6)
     for offset, mean in enumerate([.02, .31, .44, .05, .03, .01], -2):
         attention[0].diagonal(offset).fill_(mean)
-    lines = L.find_lines(attention, [6], 0.44, groups=((1,),), ours=True)
+    lines = L.find_lines(attention, [6], 0.44, directions=(1,), ours=True)
     found = {line.offset: line.bias for line in lines}
     assert found == {-1: approx(-.13), 0: 0}
 
@@ -633,7 +633,7 @@ def test_abc_bias_continues_lines_within_their_block():
     """An anti-diagonal of the first of two blocks of 5, which become two of 8."""
     attention = F.pad(torch.eye(5).flip(1), (0, 5))[None]
     blocks = [(5, 8), (5, 8)]
-    bias = abc_bias(attention, 8, 16, blocks=blocks, groups=((-1,),))
+    bias = abc_bias(attention, 8, 16, blocks=blocks, directions=(-1,))
     expected = F.pad(torch.eye(8).flip(1), (0, 8))
     assert bias[0].exp().equal(expected)
 
@@ -641,7 +641,7 @@ def test_abc_bias_continues_lines_within_their_block():
 def test_abc_bias_ends_lines_of_self_attention_at_the_row(of):
     """A diagonal above the main one would show later tokens."""
     attention = torch.ones(1, 6, 6).triu(2).tril(2)
-    bias = abc_bias(attention, 9, 9, of=of, groups=((1,),))
+    bias = abc_bias(attention, 9, 9, of=of, directions=(1,))
     assert bias[0].diagonal(2).isfinite().any() == (of == "cross")
 
 @parametrize("task, keys, attention, path, shown", [

@@ -233,13 +233,13 @@ L.METHODS.update(SCHEMES)
 # not everything; vertical: cross-attention has verticals, too; self: kappa is that of
 # cross-attention in self-attention, too. v2-each: v2 by App. F, each direction cut by itself.
 code, v2 = L.RULES["code"], L.RULES["v2"]
-wider = code | dict(cross=code["cross"] | dict(groups=((-1,), (0,))))
+wider = code | dict(cross=code["cross"] | dict(directions=(-1, 0)))
 stricter = dict(self=code["self"] | dict(kappa=code["cross"]["kappa"]))
 L.RULES.update({
     "code+start": code, "code+start+self": code | stricter,
     "code+vertical": wider, "code+start+vertical": wider,
     "code+vertical+self": wider | stricter, "code+start+vertical+self": wider | stricter,
-    "v2-each": {side: rule | dict(groups=L.EACH) for side, rule in v2.items()}})
+    "v2-each": {side: rule | dict(together=False) for side, rule in v2.items()}})
 
 def bias_of_lines(lines, n_head, blocks, rules, *others, usual=L.bias_of_lines):
     """As in lengen.py, by changed rules."""
