@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 import torch
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
+
 import lengen as L
 
 FOLDER = Path("runs/calculator")
@@ -50,9 +50,7 @@ def finish(folder, task, seed):
             os.lockf(file.fileno(), os.F_LOCK, 0)
         if (folder / "result.json").exists():  # the other one has finished it
             return 0
-        if (folder / "checkpoint.pt").exists():
-            return L.main(["--from", str(folder)])
-        shutil.rmtree(folder, ignore_errors=True)  # the rest of a process that was killed early
+        shutil.rmtree(folder, ignore_errors=True)  # the rest of a process that was killed
         return L.main(f"--task {task} --seed {seed} --lengths 6,60 --out {folder}".split())
 
 def train(task):

@@ -16,7 +16,6 @@ from itertools import permutations, product
 
 import torch
 
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 def draw(name, msd_first):
@@ -61,30 +60,26 @@ def main(argv):
     parser = L.make_parser()
     parser.add_argument("--msd", action="store_true")
     given = vars(parser.parse_args(argv))
-    out, msd, as_json = given.pop("out"), given.pop("msd"), given.pop("json")
+    out, msd, as_json, device, quiet, source, questions = map(
+        given.pop, ("out", "msd", "json", "device", "quiet", "from", "ask"))
     seed = given.get("seed", "0")
-    if not seed.isdecimal() or given["from"] or given["ask"]:
+    if not seed.isdecimal() or source or questions:
         parser.error("--seed takes a number, and there is no --from or --ask")
-    for name in "from", "ask", "device", "quiet":
-        given.pop(name)
-    seed = int(seed)
-    name = f"msd machine {seed}" if msd else f"machine {seed}"
+    name = f"msd machine {int(seed)}" if msd else f"machine {int(seed)}"
     task = draw(name, msd)
     given["task"] = name.replace(" ", "-")
     L.TASKS[given["task"]] = task
     more = dict(about=task.about, finite=has_finite_window(task))
     try:
-        run = L.make_run(given, out=out)
-        try:
-            with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
-                record = L.execute(run)
-        except L.RunFailed as error:
-            record = dict(config=dict(task=given["task"], seed=seed), failed=str(error))
+        run = L.make_run(given, out=out, device=device)
+        with contextlib.redirect_stdout(io.StringIO() if as_json else sys.stdout):
+            record = L.execute(run)
+    except L.RunFailed as error:
+        record = dict(config=dict(task=given["task"], seed=int(seed)), failed=str(error))
     except (L.BadInput, OSError) as error:
         print(f"machines: {error}", file=sys.stderr)
         return 2
-    record |= more
-    print(json.dumps(record) if as_json else f"{task.about}: {more}")
+    print(json.dumps(record | more) if as_json else f"{task.about}: {more}")
     return 0
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 import torch
 from torch import nn
 
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 class Model(nn.Module):

@@ -18,7 +18,6 @@ from statistics import median
 
 import torch
 
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 from results.report import grouped, longest_right, percents, read_lines, test_rows
 
@@ -131,17 +130,17 @@ def draw_by_option(plt, records, option):
     right.set(xlabel=option, ylabel="largest length with 75% exact", ylim=0)
     return figure
 
+@torch.no_grad()
 def draw_run(plt, path, name):
     """The pictures of the folder of a run -> {their name: figure}."""
     model, config, parts = L.load(path)
     L.seed_draws("picture")
-    with torch.no_grad():
-        if config.model == "pairs":
-            return {f"pairs-{name}": draw_pairs(plt, model, config)}
-        attention = draw_attention(plt, model, config, parts)
-        if "attention" not in parts:
-            return {f"attention-{name}": attention}
-        return {f"bias-{name}": attention, f"lines-{name}": draw_lines(plt, model, config, parts)}
+    if config.model == "pairs":
+        return {f"pairs-{name}": draw_pairs(plt, model, config)}
+    attention = draw_attention(plt, model, config, parts)
+    if "attention" not in parts:
+        return {f"attention-{name}": attention}
+    return {f"bias-{name}": attention, f"lines-{name}": draw_lines(plt, model, config, parts)}
 
 def main(argv=None):
     parser = argparse.ArgumentParser("pictures", description="Pictures of runs and records.")
@@ -153,13 +152,10 @@ def main(argv=None):
         Path(options.out).mkdir(parents=True, exist_ok=True)
         plt, figures, records = pyplot(), {}, []
         for path in options.paths:
-            if not path.is_dir():
+            if path.is_dir():
+                figures |= draw_run(plt, path, path.name)
+            else:
                 records += read_lines(path)
-                continue
-            name = path.name
-            if [other.name for other in options.paths].count(name) > 1:  # other runs may have it
-                name = f"{path.parent.name}-{name}"
-            figures |= draw_run(plt, path, name)
         if records and options.by:
             figures[f"by-{options.by}"] = draw_by_option(plt, records, options.by)
         elif records:

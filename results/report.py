@@ -26,7 +26,6 @@ import json
 import math
 import re
 import sys
-from difflib import unified_diff
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
@@ -197,8 +196,7 @@ FIELDS = {  # by the first word
     "each": lambda words: span(numbers(words), plain),
     "least": lambda words: plain(min(numbers(words))),
     "most": lambda words: plain(max(numbers(words))),
-    "count": lambda words: str(len(runs(words))),
-    "longest": lambda words: span(longest_right(runs(words)))}
+    "count": lambda words: str(len(runs(words)))}
 
 # Pages
 def fill(text):
@@ -213,21 +211,18 @@ def fill(text):
         len(re.findall(rf"\| ({match[1]}) \|\n", claims))), text)
 
 def compare(name, said, write):
-    """Compare a page with what numbers.txt says, or write its tables -> lines that differ."""
+    """Write the tables of a page, if wanted -> lines and tables of numbers.txt that it lacks."""
     path = ROOT / name
-    text = old = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- .*?<!-- end of .*? -->\n", said, re.DOTALL)
-    for block in blocks:
-        said = said.replace(block, "")
-        first, *_, last = block.splitlines()
-        text = re.sub(f"{first}.*?{last}\n", lambda was: block, text, flags=re.DOTALL)
-    lacks = [x for x in blocks + said.splitlines() if x not in text]
     if write:
+        for block in blocks:
+            first, *_, last = block.splitlines()
+            text = re.sub(f"{first}.*?{last}\n", lambda was: block, text, flags=re.DOTALL)
         path.write_text(text, encoding="utf-8")
-        old = text
-    pages = old.splitlines(), text.splitlines()
-    differ = unified_diff(*pages, name, "numbers.txt", n=0, lineterm="")
-    return [*differ, *(f"{name} lacks: {x}" for x in lacks)]
+    lines = [line for line in said.splitlines() if line not in text]
+    lacks = lines or [block for block in blocks if block not in text]
+    return [f"{name} lacks: {x}" for x in lacks]
 
 def print_records(records):
     """A table for each task: a row for each method and other options."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Rounding, bounded at every length: python -m results.rounding RUN... [--json]
+"""Rounding, bounded at every length: python -m results.rounding RUN... prints a record of each.
 
 lengen.py reduces rows of all lengths to finitely many windows. Here these pass through the model in
 float64 as balls, centers with radii (Moore 1966; Rump 1999). A radius bounds how far any evaluation
@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 import torch
 
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 UNIT = 2.0 ** -52
@@ -131,13 +130,13 @@ def logits(model, source, target):
 
 @torch.no_grad()
 def bound(folder):
-    """The folder of a run -> its record. Raises: BadInput."""
+    """The folder of a run -> its record; proved is a lead above 0. Raises: BadInput."""
     model, config, parts = L.load(folder)
     record = dict(task=config.task, seed=config.seed, proved=False)
     if (config.model, config.preset) != ("seq2seq", "fast"):  # others have norms elsewhere, or GELU
-        return record | dict(verdict=f"no bound for {config.model}, preset {config.preset}")
+        return record | dict(why=f"no bound for {config.model}, preset {config.preset}")
     if not parts["proof"]["proved"]:
-        return record | dict(verdict=parts["proof"]["why"])
+        return record | dict(why=parts["proof"]["why"])
     windows, found = L.enumerate_windows(config, model.double().bias.lines), []
     for source, target, _ in windows.questions:
         center, error, _ = logits(model, source, target[:, :-1])
@@ -148,22 +147,18 @@ def bound(folder):
         found.append(torch.stack([(highest - lowest).max(), error.max()]))
     # A radius that is not a number bounds nothing. It counts as 1e308, as JSON has no NaN.
     behind, error = torch.stack(found).amax(0).nan_to_num(1e308).tolist()
-    verdict = ("exact at every length in float64, rounding included" if behind < 0
-               else "not proved: rounding may exceed the lead")
     return record | dict(proved=behind < 0, windows=len(windows.seen), lead=round(-behind, 3),
-                         error=round(error, 9), verdict=verdict)
+                         error=round(error, 9))
 
 def main(words):
     """-> exit code: 0 all runs are proved, 1 not all are, 2 bad input."""
     try:
-        records = [bound(word) for word in words if word != "--json"]
-        L.demand(records, "the arguments are RUN... [--json]")
+        L.demand(words, "the arguments are RUN...")
+        records = [bound(word) for word in words]
     except (L.BadInput, OSError) as error:
         print(f"rounding: {error}", file=sys.stderr)
         return 2
-    for record in records:
-        text = json.dumps(record)
-        print(text if "--json" in words else text.strip("{}").replace('"', ""))
+    print("\n".join(map(json.dumps, records)))
     return int(not all(record["proved"] for record in records))
 
 if __name__ == "__main__":

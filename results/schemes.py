@@ -17,15 +17,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.append(sys.path[0] + "/..")  # for a start as a file
 import lengen as L
 
 MOST = 1024  # learned or random positions
-
-def check_positions(module, needed):
-    """Refuse numbers that have no positions."""
-    option = "--width" if module.training else "--lengths"
-    L.demand(needed <= MOST, f"{option}: {needed} positions are needed, there are {MOST}")
 
 # Biases of distances d >= 0, (T, S) -> (H, T, S)
 class T5(nn.Embedding):
@@ -132,7 +126,8 @@ class Abacus(nn.Embedding):
             for block in blocks[-1:] if self.coupled else blocks:
                 block[0] = 0
             place = torch.cat(blocks)
-        check_positions(self, 1 + place.max() + 99 * self.training)
+        needed = 1 + place.max() + 99 * self.training
+        L.demand(needed <= MOST, f"--width, --lengths: {needed} positions are needed of {MOST}")
         moved = torch.ones_like(place) if self.coupled else (place > 0)
         return super().forward(place + self.start * moved)
 
@@ -142,22 +137,21 @@ class Coupling(Abacus):
     coupled = True
 
 class Randomized(nn.Module):
-    """Sinusoids at a sorted random subset of MOST positions in training, at the first ones in
-    tests. Source: Ruoss et al. 2023 (Apache 2.0), which draws in tests, too."""
+    """Sinusoids at a sorted random subset of MOST positions in training (of all if a source is
+    longer), at the first ones in tests. Source: Ruoss et al. 2023 (Apache 2.0), which draws in
+    tests, too."""
     def __init__(self, config):
         L.demand(config.model == "seq2seq", f"--method: {config.method} needs a decoder")
         super().__init__()
-        self.config = config
+        self.d_model = config.d_model
 
     def forward(self, side, index):
-        T = len(index)
-        if side == "source":
-            self.at = torch.arange(max(T, MOST))
-            if self.training:
-                check_positions(self, T)
-                self.at = torch.randperm(MOST)[:T].sort().values
-        at = self.at[:T]
-        return L.sinusoidal(at.flip(0) if side == "source" else at, self.config.d_model)
+        T, at = len(index), index
+        if self.training and side == "source":
+            self.drawn = torch.randperm(max(T, MOST))[:T].sort().values
+        if self.training:
+            at = self.drawn[:T]
+        return L.sinusoidal(at.flip(0) if side == "source" else at, self.d_model)
 
 # Scores of q (B, H, T, D) and k (B, H, S, D), one module for each attention. They are divided by
 # sqrt(D) afterwards.
