@@ -124,6 +124,12 @@ def test_draw_questions_have_the_answers_of_pythons_integers(task, draw):
         for question, answer in zip(source, target):
             assert answer.equal(answer_to(task, question))
 
+def test_encode_and_decode_number_the_symbols_of_vocab():
+    """By hand: digits first, then `+*$&@`."""
+    tokens = [12, 0, 1, 9, 10, 11, 13, 14]
+    assert encode("$019+*&@").tolist() == tokens
+    assert decode(torch.tensor(tokens + [15])) == "$019+*&@?"
+
 @parametrize("task, operands, shown", [
     ("successor", "129", "$0129& $0310&"), ("addition", "123 748", "$0123+0748& $1780&"),
     ("addition", "0 999", "$0000+0999& $9990&"), ("addition", "123 748", "$+00172438& $1780&"),
@@ -319,7 +325,7 @@ def layer_of_torch(kind, ours, preset):
 
 @parametrize("preset", ["fast", "paper"])
 def test_transformer_equals_torchs_layers(double, monkeypatch, preset):
-    """Layer, after sinusoids: one of an encoder, and two of a decoder with different biases."""
+    """`sinusoids`, then `Layer` (`residual`): an encoder's, and two decoders' with other biases."""
     monkeypatch.setitem(METHODS, "own", METHODS["vanilla"]._replace(bias=growing_alibi))
     model = drawn_model(small(method="own", preset=preset))
     source, target = drawn_tokens(3, 7), drawn_tokens(3, 5)
@@ -552,8 +558,8 @@ def test_ask_writes_the_first_digit_first(question, answer):
     assert L.ask(Counter(), small("successor"), question) == answer
 
 @parametrize("method, steps", [("window-nope", 150), ("rpe-k", 300)])
-def test_training_of_a_method_reaches_numbers_that_are_held_out(method, steps):
-    """By learn_method, with a new_model. A guess is right on one in 10^6."""
+def test_learn_method_reaches_numbers_that_are_held_out(method, steps):
+    """By a new_model. A guess is right on one in 10^6."""
     run = Run(Config("successor", method=method, steps=steps), {})
     L.learn_method(run)
     assert run.parts["model"]["curve"][-1][2] > 0.5
@@ -851,7 +857,7 @@ def tokens_of_views(bias, questions):
     return found
 
 @parametrize("number", range(40))
-def test_enumerate_windows_lists_those_of_all_short_questions(monkeypatch, number):
+def test_short_questions_show_all_windows(monkeypatch, number):
     """Of random tasks and lines, by brute force, unless two of the questions clash."""
     monkeypatch.setattr(L, "LIMIT", 4)
     torch.manual_seed(number)
@@ -874,7 +880,7 @@ def copy_digits(carry, a):
     return a
 
 @parametrize("msd_first", [False, True])
-def test_enumerate_windows_keeps_a_question_that_shows_each(monkeypatch, msd_first):
+def test_collect_windows_keeps_a_question_that_shows_each(monkeypatch, msd_first):
     """Of the fewest digits, one of which is the headroom."""
     add_task(monkeypatch, copy_digits, base=3, msd_first=msd_first)
     windows = windows_of("own", "1 0", width=15)
@@ -886,14 +892,14 @@ def test_enumerate_windows_keeps_a_question_that_shows_each(monkeypatch, msd_fir
 
 @parametrize("headroom, last, first", [
     (0, "2 4 8 4", "2 4 8 4"), (1, "2 4 8 2", "1 2 8 4"), (2, "2 4 8 1", "1 1 8 4")])
-def test_enumerate_windows_keeps_the_headroom_zero(monkeypatch, headroom, last, first):
+def test_short_questions_keep_the_headroom_zero(monkeypatch, headroom, last, first):
     """In a copy of bits, rows see bits t, t - 2, and t - 1 as a token: rows 0, 1, middle, END."""
     for msd_first, counts in enumerate([last, first]):
         add_task(monkeypatch, copy_digits, base=2, headroom=headroom, msd_first=msd_first)
         windows = windows_of("own", "0 -2")
         assert len(windows.seen) == sum(map(int, counts.split()))
 
-def test_enumerate_windows_finds_what_carries_do_late(monkeypatch):
+def test_follow_places_finds_what_carries_do_late(monkeypatch):
     """They count places, and 31 digits are needed to tell that this is no copy."""
     def total(carry, a):
         return (a + (carry == 30)) % 10, (carry + 1).clamp(max=40)
@@ -910,7 +916,7 @@ def test_short_questions_have_no_digit_after_which_none_can_end(monkeypatch, hea
     questions = L.short_questions(config, lines_at(config, "0"))
     assert max(source[:, 1:-1].max() for source, _ in questions) == most
 
-def test_enumerate_windows_remembers_only_what_one_row_sees(monkeypatch):
+def test_short_questions_remember_only_what_one_row_sees(monkeypatch):
     """Of the four digits before it, a row sees the last and the first. All are 10^4."""
     monkeypatch.setattr(L, "MOST_WINDOWS", 9999)
     add_task(monkeypatch, copy_digits)
@@ -1073,8 +1079,8 @@ def abc_run(trained, **options):
     return Run(Config(**config.values | options), kept)
 
 @parametrize("rules, near", [("ours", True), ("v2", False), ("code", False)])
-def test_learn_abc_starts_from_vanilla_weights(trained, monkeypatch, rules, near):
-    """In retrain, queries and keys stay zero. By other rules, weights are random; no proof."""
+def test_retrain_starts_from_vanilla_weights(trained, monkeypatch, rules, near):
+    """Queries and keys stay zero. By other rules, learn_abc starts from random weights."""
     monkeypatch.setattr(L, "prove", lambda model, windows: dict(proved=near, why=windows.why))
     run = abc_run(trained, rules=rules, retrain_steps=1)
     proof = learn_abc(run)
@@ -1176,7 +1182,7 @@ def sum_without_carries(a, b):
     ("addition", int.__add__, 8), ("multiplication", int.__mul__, 14),
     ("elementwise-addition", sum_without_carries, 7)])
 def test_arrange_encoder_has_the_answers_of_pythons_integers(task, answer, n, modulus):
-    """So has add_digits."""
+    """So has add_digits, of elementwise addition."""
     config = encoder(task, width=7, modulus=modulus)
     pairs = [(9_999_999, 9_999_999), (7, 3), (5, 5)]
     pairs += L.draw_integers(config, [7] * 50)
@@ -1420,8 +1426,8 @@ def test_ask_takes_the_newest_finished_run(trained, command):
     assert command("--from=runs/addition --ask '9 + 0001'") == (0, "10\n", [])
     assert command("--ask 99 --json")[0] == 2
 
-def test_execute_prints_the_proof_and_the_tests(trained):
-    """By summary. The question is answered as by Python's integers, last digit first."""
+def test_summary_shows_the_proof_and_the_tests(trained):
+    """That execute prints. The question is answered as by Python's integers, last digit first."""
     first, *lines = L.summary(trained["successor"][1])
     question, answer = re.findall(r"[$](\d+)&", first)
     assert int(answer[::-1]) == int(question) + 1
@@ -1435,8 +1441,8 @@ def test_execute_prints_pairs_with_all_their_labels(command):
     assert dummy == 9
     assert json.loads(answer)[1:] == [x - 1 in tokens or x + 1 in tokens for x in tokens]
 
-def test_execute_prints_both_trainings_of_a_finetuned_encoder(command):
-    """Jelassi, Sec. 5. learn_encoder also tests before. The answer is that of Python's integers."""
+def test_learn_encoder_trains_on_short_numbers_then_on_long_ones(command):
+    """Jelassi, Sec. 5. It also tests in between. The answer is that of Python's integers."""
     options = "--task=addition --model=encoder --finetune=6 --retrain-steps=3 --train-digits=1"
     _, out, _ = command(f"{SHORT} {options} --out=run")
     [(a, b, answer)] = re.findall(r"(\d+)@*[+](\d+)@* -> [$](\d+)@*\n", out)
