@@ -73,7 +73,7 @@ class BadInput(ValueError):
     """An error that the user can fix. The command prints one line and exits with 2."""
 
 class RunFailed(RuntimeError):
-    """An error that ends a run. The command prints one line and exits with 1."""
+    """An error that ends a run or a proof. If it ends a run, the command exits with 1."""
 
 def demand(condition, complaint):
     if not condition:
@@ -994,8 +994,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond
-    spec.width do not count, as they write leading zeros; biases are rounded to two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: only
+    the first spec.width + 1 rows count, as later ones write zeros; biases have two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1031,20 +1031,22 @@ def calibrate(config, attention, **changes):
 # here of the one before and of its own. Equal sights are equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     starts in a carry of        1              1             1             0             0
+#     carry before its sight      1              1             1             0             0
 #     sees first                  nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
-# `short_questions` builds all sights, move by move: in the middle of a question, as in row 2, from
-# each state that can be reached; near its start, as in row 0, from the first state, with nothing
-# before; and near its end, as in row 4, until the question can end. If two sights are equal so far
-# and in the same state, they have the same continuations, so only one is followed. Each sight gets
-# a short question: the fewest digits to its first state, its own, and the fewest to an end.
+# `short_questions` builds all sights, move by move:
+# - in the middle of a question, as in row 2, from each state that can be reached;
+# - near its start, as in row 0, from the first state, with nothing before;
+# - near its end, as in row 4, until the question can end.
+# If two sights are equal so far and in the same state, they have the same continuations, so only
+# one is followed. Each sight gets a question, as short as training allows (7 digits): the fewest
+# digits to its first state, its own, and the fewest to an end.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the training width or more. In
 # floating point, rounding depends on the width. So the right token must lead by MARGIN. In drawn
 # questions of up to 1,000 digits, each row must show a listed window, with logits that differ by
-# less than MARGIN / 10 from those of the short question that shows it.
+# less than MARGIN / 10 from those of a short question that shows it.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on windows (2 kB of memory each) and on beginnings of sights
@@ -1093,13 +1095,13 @@ def collect_windows(config, lines, questions):
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
     return Windows(bias, seen, read)
 
-class State(NamedTuple):  # a question ends only after enough zeros and places
+class State(NamedTuple):  # zeros and places are counted as far as a question needs them to end
     singles: tuple  # the single digits, the same at every place
     carry: int
     zeros: int  # number of latest or (msd_first) first places that are zero, up to headroom
     places: int  # number of places so far, up to the least width
 
-def follow_places(spec, least=0):
+def follow_places(spec, least):
     """Follow all questions of `least` or more places -> paths, {state: the fewest digits to it};
     moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: the fewest
     digits from it to the end of a question}, if there is one. Raises: RunFailed."""
@@ -1111,7 +1113,7 @@ def follow_places(spec, least=0):
         if len(states) > 50_000:
             raise RunFailed("no proof: there are too many states, such as carries")
         final = state.carry == 0 or spec.msd_first or spec.headroom == 0
-        if final and (state.zeros, state.places) == (spec.headroom, least):  # both count no further
+        if final and (state.zeros, state.places) == (spec.headroom, least):
             tails[state] = ()  # a question may end here
         columns = torch.tensor([digits + state.singles for digits in numbers])
         tokens, carries = spec.step(torch.full_like(columns[:, 0], state.carry), columns)
@@ -1166,16 +1168,16 @@ def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
     RunFailed."""
     (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
-    reached, moves, tails = follow_places(config.spec, config.widths[0])
-    # {(sight so far, state): the fewest digits that lead there}
-    paths = {((), state): path for state, path in reached.items() if state in tails}
-    for start, path in reached.items():
+    paths, moves, tails = follow_places(config.spec, config.widths[0])
+    # {(beginning of a sight, state): the fewest digits that lead there}
+    begun = {((), state): path for state, path in paths.items() if state in tails}
+    for start, path in paths.items():
         if path == () and start in tails:  # in rows near the start, n moves are missing
-            paths |= {((None,) * n, start): () for n in range(1, own + 1)}
-    nodes, too_many = list(paths), False
+            begun |= {((None,) * n, start): () for n in range(1, own + 1)}
+    nodes, too_many = list(begun), False
     for sight, state in nodes:  # grows
-        path = paths[sight, state]
-        if len(sight) >= own and tails[state] == ():  # the question can end here
+        path = begun[sight, state]
+        if len(sight) >= own and tails[state] == ():  # the question can end at the row's place
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1183,10 +1185,10 @@ def short_questions(config, lines):
             longer = sight + (mask(digits + (token,), shown[len(sight)]),)
             if len(longer) == len(shown):
                 found.setdefault((state.singles, longer), path + (digits,) + tails[after])
-            elif (longer, after) not in paths:
-                paths[longer, after] = path + (digits,)
+            elif (longer, after) not in begun:
+                begun[longer, after] = path + (digits,)
                 nodes.append((longer, after))
-        too_many = max(len(found), len(paths)) > MOST_WINDOWS
+        too_many = max(len(found), len(begun)) > MOST_WINDOWS
         if too_many:
             break
     if not (found or too_many):
@@ -1217,7 +1219,7 @@ def measure_drift(model, windows, logits):
         indexes = [windows.seen.get(view.tobytes(), [None])[-1] for view in views]
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         if None in indexes or not torch.equal(found.argmax(1), target[:, 1:].flatten()):
-            raise RunFailed("longer questions show windows that were not listed, or are wrong")
+            raise RunFailed("longer questions are wrong, or show windows that were not listed")
         if len(found):  # else no question of this length has an answer
             drift = max(drift, (found - logits[indexes]).abs().nan_to_num(1e9).max().item())
             digits = length
@@ -1258,8 +1260,8 @@ def prove(model, windows):
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, config, lines) -> a Transformer that adds the bias of lines to its scores
-#     train(run, model, name, data, windows) -> the last proof, a dict of "proved" and "why", which
-#         ends the training; the last of run.parts[name]["curve"] is [step, loss, unseen accuracy]
+#     train(run, model, name, data, windows) -> the last proof, a dict of "proved" and "why"; if it
+#         is proved, training ends. run.parts[name]["curve"] lists [step, loss, unseen accuracy]
 #     run.keep(name=part) adds to run.parts and saves it; config.values has all options of a run
 #     is_provable(config), whether there can be a proof, whatever the lines
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
@@ -1294,14 +1296,15 @@ def choose_lines(config, attention):
             for draw in (draw_exact, draw_hard) for length in (6, 8)]
     for kappa in KAPPAS:
         opened = list(calibrate(config, attention, kappa=kappa))
-        in_pool = collect_windows(config, opened, pool)
-        while not in_pool.clash:  # else the next kappa is tried
+        while True:
+            in_pool = collect_windows(config, opened, pool)
+            if in_pool.clash:
+                break  # the next kappa is tried
             lines = drop_lines(config, opened, pool)
             windows = enumerate_windows(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
-            in_pool = collect_windows(config, opened, pool)
     raise RunFailed(f"no lines determine the answer: {in_pool.why}")
 
 def deal_lines(lines, n_head):
@@ -1335,8 +1338,8 @@ def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
-    # 1. A vanilla model learns from random weights, at one width, the only one at which it learns
-    # to end answers. It is not tested; the lengths of the run's tests may be too long for it.
+    # 1. A vanilla model learns from random weights, at one width, so it ends answers only there.
+    # It is not tested; the lengths of the run's tests may be too long for it.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run, "vanilla", plain)
     data = numbers_data(plain, config.steps, first_training=True)
@@ -1612,7 +1615,7 @@ class Config:
         vars(self).update(values | given)
         self.kind.settle(self)
         n = self.n_head * (1 + (self.method == "rope"))  # which rotates pairs of channels
-        demand(self.d_model % n == 0, f"--n-head: {n} does not divide --d-model {self.d_model}")
+        demand(self.d_model % n == 0, "--n-head, twice for rope, must divide --d-model")
         self.values = {name: getattr(self, name) for name in options}
 
 def read_run(folder):
