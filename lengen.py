@@ -629,8 +629,8 @@ def graphed_step(model, optimizer, graphs, *batch):
 
 class Run(NamedTuple):
     """A run and its parts so far: trainings by name, as `train` keeps them; the last is "model";
-    "attention", see `average_attention`; "before", tests before fine-tuning; and, of a trained
-    run, "proof", see `prove`, and "examples", see `build`."""
+    "attention", see `average_attention`; "before", tests before fine-tuning; "examples", see
+    `draw_examples`; and, of a trained run, "proof", see `prove`."""
     config: object
     parts: dict
     folder: Path = None
@@ -994,8 +994,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: only
-    the first spec.width + 1 rows count, as later ones write zeros; biases have two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
+    spec.width + 1 rows count, as later ones write zeros; biases have two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1618,34 +1618,39 @@ class Config:
         demand(self.d_model % n == 0, "--n-head, twice for rope, must divide --d-model")
         self.values = {name: getattr(self, name) for name in options}
 
+def draw_examples(config):
+    """-> source, target: questions by which a changed task is noticed."""
+    config = Config(**config.values | dict(samples=20))
+    seed_draws("examples")
+    return list(config.kind.draw_tests(config, min(4, config.train_digits))["random"])
+
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
     try:
         state = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
-        run, vocab = Run(Config(**state["config"]), state["parts"], folder), state["vocab"]
+        config, parts, vocab = Config(**state["config"]), state["parts"], state["vocab"]
         demand(VOCAB.startswith(vocab) or vocab.startswith(VOCAB), f"its symbols are {vocab}")
-        if "proof" in run.parts:
+        now = draw_examples(config)
+        demand(all(map(torch.equal, parts.get("examples", now), now)), "its task has changed")
+        run = Run(config, parts, folder)
+        if "proof" in parts:
             build(run)
         return run
     except Exception as error:
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
 def build(run):
-    """-> the trained model of a run. The first time, questions, answers and logits are kept as
-    examples. Raises: BadInput if they are others now, or an error of torch."""
-    config, weights = run.config, run.parts["model"]["weights"]
-    config.n_vocab = len(weights["embedding.weight"])  # VOCAB may have grown since
+    """-> the trained model of a run. Raises: BadInput if it answers otherwise than it did then."""
+    config, part = run.config, run.parts["model"]
+    source, target = run.parts.setdefault("examples", draw_examples(config))
+    config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
-    model.load_state_dict(weights)
-    seed_draws("examples")
-    tests = config.kind.draw_tests(Config(**config.values | dict(samples=20)),
-                                   min(4, config.train_digits))
-    source, target = tests["random"]
+    model.load_state_dict(part["weights"])
     with torch.no_grad():
-        examples = [source, target, model(source, target[:, :-1]).cpu()]
-    for now, kept in zip(examples, run.parts.setdefault("examples", examples)):
-        demand(now.dtype == kept.dtype and torch.allclose(now, kept, atol=0.01),
-               "its task or method, or torch's default type, has changed since it was trained")
+        logits = model(source, target[:, :-1]).cpu()
+    kept = part.setdefault("logits", logits)
+    demand(kept.dtype == logits.dtype and torch.allclose(kept, logits, atol=0.01),
+           "the method or torch's default type has changed since this run was trained")
     return model
 
 def load(folder):
@@ -1680,17 +1685,22 @@ def execute(run, as_json=False):
     config, parts = run.config, run.parts
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # for the same results on any number of cores
+    parts.setdefault("examples", draw_examples(config))
     run.keep()
     LOG.info(f"{config.task}, {config.model}, {config.method}, {run.device}: {run.folder}")
-    if "proof" not in parts:
+    trained = "proof" in parts
+    if not trained:
         learn = learn_abc if config.scheme.calibrated else config.kind.learn
         parts["proof"] = learn(run) or dict(proved=False, why=NO_PROOF)
     model, proof = build(run), parts["proof"]
+    if trained:  # the code, or the file, may have changed since
+        lines = getattr(getattr(model, "bias", None), "lines", [])
+        proof.update(prove(model, enumerate_windows(config, lines)))
     tests = evaluate(model, config)
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
         proof.update(proved=False, why="right on all windows, but wrong in tests")
     run.keep()
-    example = [x[:1].flatten() for x in parts["examples"][:2]]
+    example = [x[:1].flatten() for x in parts["examples"]]
     record = dict(
         config=config.values, torch=torch.__version__, source=SOURCE, tests=tests, proof=proof,
         example=[str(x.tolist()) if config.kind is PAIRS else decode(x) for x in example],

@@ -325,7 +325,7 @@ def layer_of_torch(kind, ours, preset):
 
 @parametrize("preset", ["fast", "paper"])
 def test_transformer_equals_torchs_layers(double, monkeypatch, preset):
-    """Transformer and Layer (residual), after sinusoids: one encoder layer, two decoder layers."""
+    """Transformer (bias_of), Layer (residual), sinusoids: an encoder layer, two of a decoder."""
     monkeypatch.setitem(METHODS, "own", METHODS["vanilla"]._replace(bias=growing_alibi))
     model = drawn_model(small(method="own", preset=preset))
     source, target = drawn_tokens(3, 7), drawn_tokens(3, 5)
@@ -1154,6 +1154,7 @@ def test_draw_pairs_says_whether_a_neighbor_is_there(dummy):
         assert labels == [0] + [x - 1 in tokens or x + 1 in tokens for x in tokens]
 
 def test_pairs_head_equals_torchs_attention(double):
+    """PairsHead, with the same weights."""
     config = Config("consecutive", dummy=True, d_model=12, d_head=12)
     model = L.PairsHead(config, ())
     source, target = L.draw_pairs(config, 9, 5)
@@ -1168,7 +1169,7 @@ def rows_of_trained(config):
 
 @parametrize("dummy", [False, True])
 def test_pairs_head_finds_all_pairs_with_a_dummy_alone(dummy):
-    """Pairs, Observations 1 and 2, by learn_pairs."""
+    """Pairs, Observations 1 and 2, by learn_pairs and PairsHead."""
     [row] = rows_of_trained(Config(
         "consecutive", dummy=dummy, d_vocab=8, batch=100, steps=400, lr=5e-3))
     assert (row["correct"] == row["n"] == 10_000) == dummy
@@ -1248,7 +1249,7 @@ def test_encoder_learns_sums_of_single_digits(model):
     ("lr", "nx1 seq2seq method=rope preset=paper lr=0.5", 0.5),
     ("width", "addition encoder", 12)])
 def test_config_takes_the_last_of_its_defaults(name, given, value):
-    """Of the kind of model, the task, the method and the paper preset; then what is given."""
+    """Of the kind of model, task, method (rope: ten times the steps), and preset; what is given."""
     words = given.split()
     options = dict(word.split("=") for word in words[2:])
     assert getattr(Config(*words[:2], **options), name) == value
@@ -1324,7 +1325,7 @@ def test_read_run_refuses_another_checkpoint(trained, command, changes):
     "total=TASKS['successor'].total", "headroom=1", "msd_first=True", "position=L.sinusoids",
     "position=L.LearnedPositions"])
 def test_read_run_refuses_a_run_whose_task_or_method_has_changed(trained, monkeypatch, change):
-    """By build, which finds other questions or logits than those kept at training."""
+    """draw_examples are others, or build finds other logits than those kept at training."""
     table, name = (METHODS, "abc") if "position" in change else (TASKS, "parity")
     changed = table[name]._replace(**eval(f"dict({change})"))
     monkeypatch.setitem(table, name, changed)
@@ -1389,7 +1390,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 def test_make_run_tests_a_finished_run_in_a_new_folder(trained, command):
-    """By the command line. Its proof stays. Long numbers have a bias in pieces."""
+    """By the command line. It is proved again, too. Long numbers have a bias in pieces."""
     folder, _ = trained["successor"]
     before = contents(folder)
     _, out, _ = command(f"--from={folder} --lengths=30,2100 --samples=20 --json {QUIET}")
@@ -1453,7 +1454,7 @@ def test_execute_prints_pairs_with_all_their_labels(command):
     assert json.loads(answer)[1:] == [x - 1 in tokens or x + 1 in tokens for x in tokens]
 
 def test_learn_encoder_trains_on_short_numbers_then_on_long_ones(command):
-    """Jelassi, Sec. 5. It also tests in between. The answer is that of Python's integers."""
+    """Jelassi, Sec. 5. By hand: 4 steps, tests of 2 and 3 digits, 3 steps. Python adds, too."""
     options = "--task=addition --model=encoder --finetune=6 --retrain-steps=3 --train-digits=1"
     _, out, _ = command(f"{SHORT} {options} --out=run")
     [(a, b, answer)] = re.findall(r"(\d+)@*[+](\d+)@* -> [$](\d+)@*\n", out)
