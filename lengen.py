@@ -27,7 +27,7 @@ and a proof to the papers' stages, and can be proved exact at every length:
 4. Retrain on short numbers, with this bias in place of positions.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
    short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
-   by the induction at the head of section 6.
+   by induction: if the tokens before a row are right, the row sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. All use `config`: the options of
 a run as attributes, such as config.lr, and what follows from them. `spec`, `scheme` and `kind` are
@@ -1022,13 +1022,11 @@ def calibrate(config, attention, **changes):
 # Without the line of offset -1, row 1 sees only 2 after a 0. So does row 2 of `$0205&`, 205 + 1 =
 # 206, but it must write 2, not 3: these questions *clash*, as no weights can tell them apart.
 #
-# There are finitely many windows. If the model is right on all, it is right at every length, by
-# induction: if the tokens before row t are right, the row sees one of the windows, so it is right.
-#
-# Which questions show all windows? A question is a path of *moves* from state to state, one at each
-# place: a digit of each operand and of the answer. A *state*, such as the carry, is all that later
-# moves depend on. A *sight* is what a row sees of the moves at fixed distances from its own place,
-# here of the one before and of its own. Equal sights are equal windows:
+# There are finitely many windows. Which questions show all of them? A question is a path of *moves*
+# from state to state, one at each place: a digit of each operand and of the answer. A *state*, such
+# as the carry, is all that later moves depend on. A *sight* is what a row sees of the moves at
+# fixed distances from its own place, here of the one before and of its own. If sights are equal,
+# so are windows:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry before its sight      1              1             1             0             0
