@@ -12,7 +12,8 @@ export records=runs/records
 run() {  # run LIST OPTION...
     local part failed=0 command="lengen.py ${*:2}"
     case "$1" in
-        schemes | changes | readings | positions | windows | short | control | deep | planted)
+        schemes | changes | readings | positions | windows | short | control | deep | planted | \
+        encoders)
             command="-m results.schemes ${*:2}" ;;
         machines)
             command="-m results.machines ${*:2}" ;;

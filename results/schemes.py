@@ -271,5 +271,14 @@ def draw_pairs(config, B, length, usual=L.draw_pairs):
 
 L.draw_pairs, L.PAIRS_TASKS["planted"] = draw_pairs, L.PAIRS_TASKS["consecutive"]
 
+def add_digits(a, b):
+    """15, 27 -> "32", the sum without carries. Source: Jelassi, App. A.2."""
+    n = max(len(str(a)), len(str(b)))
+    places = zip(str(a).zfill(n), str(b).zfill(n))
+    return "".join(str((int(x) + int(y)) % 10) for x, y in places)
+
+L.ENCODER_TASKS["elementwise-addition"] = L.EncoderTask(
+    "a + b, carries dropped", "+", add_digits, 6000)
+
 if __name__ == "__main__":
     sys.exit(L.main())
