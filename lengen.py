@@ -46,7 +46,6 @@ Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 import argparse
 import copy
 import functools
-import io
 import itertools
 import json
 import logging
@@ -135,7 +134,7 @@ class Task(NamedTuple):
 
     def step(self, carry, digits):
         """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)"""
-        found = self.total(carry.clone(), *digits.clone().unbind(-1))  # total may change them
+        found = self.total(carry, *digits.unbind(-1))
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
         return [torch.as_tensor(x).long().expand_as(carry) for x in found]
@@ -165,7 +164,7 @@ def arrange(spec, digits, align=False):
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. With align, two
     operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4."""
     answer, carry = [], torch.full_like(digits[:, 0, 0], spec.first)
-    for column in digits.unbind(1):
+    for column in digits.clone().unbind(1):  # `total` may change them
         digit, carry = spec.step(carry, column)
         answer.append(digit)
     answer = torch.stack(answer, 1)
@@ -635,21 +634,12 @@ class Run(NamedTuple):
     def keep(self, **parts):
         """Add parts and save all, as plain values and tensors, which load without running code."""
         self.parts.update(parts)
-        data = io.BytesIO()
-        torch.save(dict(config=self.config.values, parts=self.parts), data)
-        self.write("checkpoint.pt", data.getvalue())
-
-    def write(self, name, data):
-        """Write a file of the folder, if any, by renaming, so that it is never half-written."""
         if self.folder:
-            new = Path(self.folder, f"{name}.{os.getpid()}")  # of this process alone
-            try:
-                new.write_bytes(data)
-                demand(not Path(self.folder, "result.json").exists(),
-                       f"another process has finished the run in {self.folder}")
-                new.replace(Path(self.folder, name))
-            finally:
-                new.unlink(missing_ok=True)
+            new = Path(self.folder, f"checkpoint.{os.getpid()}")  # renamed, so never half-written
+            torch.save(dict(config=self.config.values, parts=self.parts), new)
+            demand(not Path(self.folder, "result.json").exists(),
+                   f"another process has finished the run in {self.folder}")
+            new.replace(Path(self.folder, "checkpoint.pt"))
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
@@ -1694,27 +1684,27 @@ def execute(run, as_json=False):
         device=torch.cuda.get_device_name() if run.device == "cuda" else "cpu",
         train={name: {key: part[key] for key in ("steps", "seconds", "curve")}
                for name, part in parts.items() if "curve" in part}, before=parts.get("before"))
-    run.write("result.json", json.dumps(record).encode())
+    if run.folder:
+        Path(run.folder, "result.json").write_text(json.dumps(record))
     print(json.dumps(record) if as_json else "\n".join(summary(record)))
     return record
 
-def make_run(given, source=None, out=None, device=None):
+def make_run(given, source=None, out=None, device="cpu"):
     """-> a new run of these options or, from the folder `source`, one that goes on."""
-    best, parts = "cuda" if torch.cuda.is_available() else "cpu", {}
-    demand(device in (None, "cpu", best), f"--device: there is no {device}")
-    if source is not None:
+    parts = {}
+    if source:
         demand(given.keys() <= {"lengths", "samples"}, "--from allows only --lengths, --samples")
         config, parts, _, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
     if source and not ("proof" in parts and Path(source, "result.json").exists()):
         demand(not out, "--out: an unfinished run goes on in its own folder")
-        return Run(config, parts, source, device or best)
+        return Run(config, parts, source, device)
     # A finished run stays as it is; its model is tested again in a new folder.
     name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
     folder = Path(out or "runs/" + name.replace("/", "-"))
     folder.mkdir(parents=True)
-    return Run(config, parts, folder, device or best)
+    return Run(config, parts, folder, device)
 
 def make_parser():
     """An option of a run that is not given is absent from the parser's result."""
@@ -1727,7 +1717,8 @@ def make_parser():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
                        action="store_true" if name == "dummy" else "store",
                        help=f"{about} ({default})")
-    p.add_argument("--device", choices=("cuda", "cpu"), help="by default, cuda if there is one")
+    devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
+    p.add_argument("--device", choices=devices, default=devices[0], help="a GPU if there is one")
     p.add_argument("--out", help="a new folder, by default in runs/")
     p.add_argument("--from", help="the folder of a run to finish, test again or ask")
     p.add_argument("--ask", nargs="+", help="ask 123+748 of --from or of the newest finished run")
@@ -1744,12 +1735,12 @@ def main(argv=None):
     LOG.setLevel("WARNING" if quiet else "INFO")
     try:
         if questions:
-            demand(not (given or out or device or as_json), "--ask takes only --from, --quiet")
+            demand(not (given or out or as_json), "--ask takes only --from, --device, --quiet")
             finished = sorted(Path("runs").glob("*/result.json"), key=os.path.getmtime)
             demand(source or finished, "--ask: there is no finished run in runs/")
             model, config, _ = load(source or finished[-1].parent)
             for question in questions:
-                print(ask(model, config, question))
+                print(ask(model.to(device), config, question))
         else:
             run = make_run(given, source, out, device)
             go_on = f"; go on by --from {run.folder}"
