@@ -1325,7 +1325,7 @@ def test_load_refuses_a_run_whose_symbols_were_moved(trained, monkeypatch, vocab
         load(trained["parity"][0])
 
 def test_load_refuses_a_run_of_another_default_type(trained, double):
-    with raises(BadInput, match="type"):
+    with raises(BadInput, match="Double"):
         load(trained["parity"][0])
 
 @parametrize("then, now", [("", "-"), ("-/", "")])
