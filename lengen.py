@@ -1133,10 +1133,6 @@ def shown_by(config, lines):
             raise RunFailed("no proof: a line shows different places at different widths")
     return [shown.get(place, set()) for place in range(min(shown), max(shown) + 1)], -min(shown)
 
-def mask(move, indexes):
-    """The elements of a move at these indexes; None for others."""
-    return tuple([x if n in indexes else None for n, x in enumerate(move)])
-
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
     RunFailed."""
@@ -1155,7 +1151,9 @@ def short_questions(config, lines):
         for digits, token, after in moves[state]:
             if after not in tails:
                 continue
-            longer = sight + (mask(digits + (token,), shown[len(sight)]),)
+            move = digits + (token,)
+            seen = tuple([move[n] for n in shown[len(sight)]])
+            longer = sight + (seen,)
             if len(longer) == len(shown):
                 found.setdefault((state.singles, longer), path + (digits,) + tails[after])
             elif (longer, after) not in begun:

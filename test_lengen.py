@@ -918,9 +918,6 @@ def test_short_questions_remember_only_what_one_row_sees(monkeypatch):
     lines = lines_at(one_layer("own"), "0") + [line("self 1 0 -3")]
     assert len(enumerate_windows(one_layer("own"), lines).seen) > 1000
 
-def test_mask_hides_what_a_row_does_not_see():
-    assert L.mask((7, 8, 9), {0, 2}) == (7, None, 9)
-
 @parametrize("places, clash", [("0", True), ("0 -1", False)])
 def test_enumerate_windows_ends_at_most_windows_but_finds_a_clash(monkeypatch, places, clash):
     monkeypatch.setattr(L, "MOST_WINDOWS", 200)
