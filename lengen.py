@@ -53,6 +53,7 @@ import os
 import random
 import sys
 import time
+from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -1122,16 +1123,17 @@ def shown_by(config, lines):
     there, (*digits, token); and the index of the row's own place in this list. The token that the
     row must write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
-    shown, forward = {-1: {token}, 0: {token}}, 1 if spec.msd_first else -1
+    shown = defaultdict(set, {-1: {token}, 0: {token}})
+    forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
-    for line in lines:
-        if (line.attention, line.direction) == ("self", 1):  # column c > 0 holds digit c - 1
-            shown.setdefault(line.offset - 1, set()).add(token)
-        elif (line.attention, line.direction) == ("cross", forward) and line.block < n_number:
-            shown.setdefault(line.offset - spec.msd_first, set()).add(line.block)
-        elif (line.direction, line.offset) != (0, 0):  # a block's first column is always the same
+    for attention, direction, block, offset in {line.path for line in lines}:
+        if (attention, direction) == ("self", 1):  # column c > 0 holds digit c - 1
+            shown[offset - 1].add(token)
+        elif (attention, direction) == ("cross", forward) and block < n_number:
+            shown[offset - spec.msd_first].add(block)
+        elif (direction, offset) != (0, 0):  # a block's first column is always the same
             raise RunFailed("no proof: a line shows different places at different widths")
-    return [shown.get(place, set()) for place in range(min(shown), max(shown) + 1)], -min(shown)
+    return [shown[place] for place in range(min(shown), max(shown) + 1)], -min(shown)
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
