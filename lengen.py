@@ -1056,10 +1056,8 @@ def collect_windows(config, lines, questions):
         indexes, views = [], views_of_rows(bias, source, target).numpy()
         for s, t, rows in zip(source, target, views):
             for view, token in zip(rows, t[1:].tolist()):
-                window = view.tobytes()
-                if window not in seen:
-                    seen[window] = token, s, t, len(seen)
-                first, s0, t0, index = seen[window]
+                shown = token, s, t, len(seen)
+                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)
                 indexes.append(index)
                 if first != token:
                     why = (f"{decode(s)} and {decode(s0)} look the same to a row that must write "
