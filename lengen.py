@@ -811,13 +811,13 @@ class Line(NamedTuple):
         return self.attention, self.direction, self.block, self.offset
 
 def lines_of(x, direction):
-    """x (m, n), of one head and block -> {offset: the elements of this line}. A line of an offset
-    below 0 begins in a later row."""
+    """x (m, n), of one head and block -> (offset, the elements of this line) of each. A line of an
+    offset below 0 begins in a later row."""
     if direction == 0:
-        return dict(enumerate(x.unbind(1)))
+        return enumerate(x.unbind(1))
     if direction < 0:
         x = x.flip(1)
-    return {n: x.diagonal(n) for n in range(1 - len(x), x.shape[1])}
+    return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
     """-> {path: the line's column in each of these rows (M,)}, -1 where it has none: outside the
@@ -859,7 +859,7 @@ def find_lines(attention, blocks, kappa, directions=(1, 0, -1), together=False, 
             means = {}  # (direction, block, offset) -> d
             for direction in group:
                 for block, x in enumerate(maps.split(blocks, 1)):
-                    for offset, line in lines_of(x, direction).items():
+                    for offset, line in lines_of(x, direction):
                         if not ours or len(line) > len(maps) / 2:
                             means[direction, block, offset] = line.sum() if total else line.mean()
             d = torch.stack(list(means.values()))
