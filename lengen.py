@@ -879,7 +879,7 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     cross, the greater bias counts. A row on no line sees column 0 by our rules, every key by others
     (in the papers, if its whole head is closed). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
-    bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
+    bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
         bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
