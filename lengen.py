@@ -1185,7 +1185,7 @@ def measure_drift(model, windows, logits):
     config, drift, digits = windows.bias.config, 0.0, 0
     for length in 20, 33, 60, 1000:
         seed_draws(config.seed, "drift", length)
-        source, target = draw_questions(config, draw_hard, length, max(2, 2000 // length))
+        source, target = draw_questions(config, draw_hard, length, 2000 // length)
         views = views_of_rows(windows.bias, source, target).flatten(0, 1).numpy()
         indexes = [windows.seen.get(view.tobytes(), [None])[-1] for view in views]
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
