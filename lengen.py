@@ -1138,12 +1138,14 @@ def short_questions(config, lines):
     RunFailed."""
     (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
     paths, moves, tails = follow_places(config.spec, config.widths[0])
+    if not tails:
+        raise RunFailed("no proof: the task has no question")
     # {(beginning of a sight, state): the fewest digits that lead there}
     begun = {((), state): path for state, path in paths.items() if state in tails}
     for start, path in paths.items():
         if path == () and start in tails:  # in rows near the start, n moves are missing
             begun |= {((None,) * n, start): () for n in range(1, own + 1)}
-    nodes, too_many = list(begun), False
+    nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
         if len(sight) >= own and tails[state] == ():  # the question can end at the row's place
@@ -1162,8 +1164,6 @@ def short_questions(config, lines):
         too_many = max(len(found), len(begun)) > MOST_WINDOWS
         if too_many:
             break
-    if not (found or too_many):
-        raise RunFailed("no proof: the task has no question")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
