@@ -1141,14 +1141,14 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     # {(beginning of a sight, state): the fewest digits that lead there}
-    begun = {((), state): path for state, path in paths.items() if state in tails}
+    begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if path == () and start in tails:  # in rows near the start, n moves are missing
+        if path == ():  # in rows near the start, n moves are missing
             begun |= {((None,) * n, start): () for n in range(1, own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails[state] == ():  # the question can end at the row's place
+        if len(sight) >= own and tails.get(state) == ():  # the question can end at the row's place
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
