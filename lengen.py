@@ -1279,7 +1279,7 @@ def choose_lines(config, attention):
 def deal_lines(lines, n_head):
     """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
     more lines than heads, a head's next line has a third of the weight of the one before."""
-    dealt, count = {}, dict(self=0, cross=0)
+    dealt, count = {}, defaultdict(int)
     for line in sorted(lines, key=lambda line: -line.z):
         if line.path not in dealt:
             turn, head = divmod(count[line.attention], n_head)
