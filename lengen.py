@@ -826,9 +826,9 @@ def columns_of(lines, rows, blocks):
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
         size, start = blocks[block], sum(blocks[:block])
-        column = offset + abs(direction) * rows  # within the block
         if direction < 0:
-            column = size - 1 - column
+            offset = size - 1 - offset  # from the left end
+        column = offset + direction * rows  # within the block
         inside = (column >= 0) & (column < size)
         if attention == "self":
             inside &= column <= rows
