@@ -1102,19 +1102,15 @@ def follow_places(spec, least):
             if after not in paths:
                 paths[after] = paths[state] + (digits,)
                 states.append(after)
-    return paths, moves, shortest_tails(moves, tails)
-
-def shortest_tails(moves, tails):
-    """tails, {state where a question may end: ()} -> {state: the fewest digits to an end}."""
-    while True:  # each pass finds the states one place further from the end
+    while True:  # each pass finds the states one place further from an end
         further = {}
         for state in moves.keys() - tails.keys():
             for digits, _, after in moves[state]:
                 if after in tails:
                     further[state] = (digits,) + tails[after]
         if not further:
-            return tails
-        tails = tails | further
+            return paths, moves, tails
+        tails |= further
 
 def shown_by(config, lines):
     """-> a list over the places around a row, with the indexes of what the row sees of the move

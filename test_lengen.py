@@ -905,7 +905,7 @@ def test_follow_places_finds_what_carries_do_late(monkeypatch):
 
 @parametrize("headroom, most", [(0, 9), (1, 6)])
 def test_short_questions_have_no_digit_after_which_none_can_end(monkeypatch, headroom, most):
-    """By shortest_tails: after 7, 8 or 9, the carry stays 1; with headroom, the last must be 0."""
+    """By follow_places: after 7, 8 or 9, the carry stays 1; with headroom, the last must be 0."""
     add_task(monkeypatch, lambda carry, a: (a, carry | (a > 6)), headroom=headroom)
     config = one_layer("own")
     questions = L.short_questions(config, lines_at(config, "0"))
