@@ -907,8 +907,8 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     found = find_lines(attention.cpu(), now, **RULES[rules][of] | changes)
     lines = [line._replace(attention=of) for line in found]
-    rows, keys = torch.arange(M), torch.arange(N)
-    return bias_of_lines(lines, len(attention), then, rules, rows, keys).to(attention)
+    return bias_of_lines(lines, len(attention), then, rules,
+                         torch.arange(M), torch.arange(N)).to(attention)
 
 def blocks_of(config, attention, N):
     """-> sizes of the blocks of N columns. In cross-attention by our rules, these are numbers with
