@@ -1321,8 +1321,8 @@ def learn_abc(run):
         # A head hardly knows which of its lines showed what. A new model has one line per head.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
-        unseen = [parts[name]["curve"][-1][2] for name in ("attempt 1", "attempt 2")]
-        if second["proved"] or unseen[1] > unseen[0]:
+        before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
+        if second["proved"] or after > before:  # on unseen numbers
             proof = second
     parts["model"] = parts.pop(f"attempt {proof['attempt']}")
     return proof | dict(kappa=kappa)
