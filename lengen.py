@@ -1032,7 +1032,7 @@ def is_provable(config):
         config.scheme.position or config.spec.label)
 
 class Windows(NamedTuple):
-    bias: CalibratedBias  # made of the lines by which rows see
+    bias: CalibratedBias  # made of the lines by which rows see; None if there is no list
     seen: dict  # {window, as bytes: (token to write, source (S,), target (T + 1,), its index)}
     questions: list  # source (B, S), target (B, T + 1), indexes of the windows (B, T)
     clash: tuple = ()  # two questions that clash, each as source (1, S), target (1, T + 1)
@@ -1173,7 +1173,7 @@ def enumerate_windows(config, lines):
             raise RunFailed(NO_PROOF)
         return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
-        return Windows(CalibratedBias(config, lines), {}, [], why=str(error))
+        return Windows(None, {}, [], why=str(error))
 
 def measure_drift(model, windows, logits):
     """Compare rows of drawn questions with the logits (n, V) of the windows that they show -> the

@@ -865,7 +865,8 @@ def test_short_questions_show_all_windows(monkeypatch, number):
     windows = enumerate_windows(config, lines)
     least = config.widths[0] - config.spec.headroom
     questions = [all_questions(config.spec, length) for length in range(least, least + 3)]
-    found = tokens_of_views(windows.bias, questions + list(windows.clash))
+    bias = L.CalibratedBias(config, lines)
+    found = tokens_of_views(bias, questions + list(windows.clash))
     listed = {view: {token} for view, (token, *_) in windows.seen.items()}
     clash = any(len(tokens) > 1 for tokens in found.values())
     assert clash == bool(windows.clash)
