@@ -134,7 +134,7 @@ class Task(NamedTuple):
         found = self.total(carry, *digits.unbind(-1))
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
-        return [torch.as_tensor(x).long().expand_as(carry) for x in found]
+        return [(0 * carry + x).long() for x in found]  # also if x is a plain number
 
     @property
     def width(self):
