@@ -142,7 +142,7 @@ class Task(NamedTuple):
         return next(n for n in itertools.count(1) if self.base ** n >= LIMIT * 2 ** self.headroom)
 
 def xor(carry, a):
-    return (a + carry) % 2, (a + carry) % 2  # the answer's digit is also the next carry
+    return a ^ carry, a ^ carry  # the answer's digit is also the next carry
 
 TASKS = {
     "successor": Task("n + 1", lambda carry, a: a + carry, first=1, steps=350, retrain_steps=350,
