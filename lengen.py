@@ -168,20 +168,20 @@ def arrange(spec, digits, align=False):
     valid = (answer != -1).all(1)
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
-    digits, answer = digits[valid], answer[valid]
     if spec.label:
         answer = answer[:, -1:]
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
     target = torch.cat([start, answer, end], 1)
     if not spec.msd_first:  # questions always start with the most significant digit
         digits = digits.flip(1)
-    if align:
-        return torch.cat([start, sign, digits.flatten(1), end], 1), target
     parts = [start]
-    for operand, x in zip(spec.operands, digits.unbind(2)):
-        parts += [x if operand == "number" else x[:, :1], sign]
-    parts[-1] = end  # no sign after the last operand
-    return torch.cat(parts, 1), target
+    if align:
+        parts += [sign, digits.flatten(1), end]
+    else:
+        for operand, x in zip(spec.operands, digits.unbind(2)):
+            parts += [x if operand == "number" else x[:, :1], sign]
+        parts[-1] = end  # no sign after the last operand
+    return torch.cat(parts, 1)[valid], target[valid]
 
 def example(task, *operands, width=1, align=False):
     """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
