@@ -186,8 +186,8 @@ def arrange(spec, digits, align=False):
 def example(task, *operands, width=1, align=False):
     """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
     to what the longest operand and the headroom need. Raises: BadInput."""
-    spec, digits, what = TASKS.get(task), [], " ".join(operands)
-    demand(spec and len(operands) == len(spec.operands), f"{what} is not a question of {task}")
+    spec, digits = TASKS.get(task), []
+    demand(spec and len(operands) == len(spec.operands), f"{task} has no such question")
     width = max(width, max(map(len, operands)) + spec.headroom)
     for operand, text in zip(spec.operands, operands):
         demand(text and set(text) <= set(VOCAB[:spec.base])
@@ -196,7 +196,7 @@ def example(task, *operands, width=1, align=False):
         digits.append(encode(text.rjust(width, "0" if operand == "number" else text)))
     digits = torch.stack(digits, 1)[None]
     source, target = arrange(spec, digits if spec.msd_first else digits.flip(1), align)
-    demand(len(source), f"{what} has no answer of {width} digits: {spec.about}")
+    demand(len(source), f"{spec.about} has no answer of {width} digits")
     return decode(source[0]), decode(target[0])
 
 # 2. Attention with a bias -------------------------------------------------------------------------
