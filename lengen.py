@@ -202,13 +202,12 @@ def example(task, *operands, width=1, align=False):
 # 2. Attention with a bias -------------------------------------------------------------------------
 # This section can be copied as it stands; it needs math, torch and nn. A bias is added to the
 # scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes alone is on torch's
-# default device; `masked_softmax` moves it to that of the scores.
+# default device.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
     if bias is None:
         return scores.softmax(-1)
-    bias = bias.to(scores)
     closed = bias.amax(-1, keepdim=True) == -math.inf
     return (scores + bias.masked_fill(closed, 0)).softmax(-1).masked_fill(closed, 0)
 
