@@ -57,7 +57,7 @@ from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable, NamedTuple
+from typing import Callable, Iterator, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -200,9 +200,9 @@ def example(task, *operands, width=1, align=False):
     return decode(source[0]), decode(target[0])
 
 # 2. Attention with a bias -------------------------------------------------------------------------
-# This section can be copied as it stands; it needs math, torch and nn. A bias is added to the
-# scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes alone is on torch's
-# default device.
+# This section can be copied as it stands; it needs math, torch, nn and Iterator. A bias is added to
+# the scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes alone is on
+# torch's default device.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -227,7 +227,7 @@ class MultiHeadAttention(nn.Module):
         T, C), weights (B, H, T, S), also kept. A bias too large for memory is an iterator of
         pieces: rows (R,), the keys (K,) that they see, and the bias (H, R, K) between them. The
         weights are then None."""
-        if bias is not None and not torch.is_tensor(bias):
+        if isinstance(bias, Iterator):
             with x.device:  # on which the iterator makes its pieces
                 outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None

@@ -697,7 +697,7 @@ def test_average_attention_fails_if_fewer_than_1_percent_are_right():
 @parametrize("start, end, needs, use", [
     ("# 1. ", "# 2. ", "itertools torch Callable NamedTuple demand",
      "encode(example('successor', '129')[1])"),
-    ("# 2. ", "# 3. ", "math torch nn", "MultiHeadAttention(6, 2)(x, x, causal_bias(5))"),
+    ("# 2. ", "# 3. ", "math torch nn Iterator", "MultiHeadAttention(6, 2)(x, x, causal_bias(5))"),
     ("# 5. ", "def blocks_of", "math torch NamedTuple", "abc_bias(x, 8, 9)"),
     ("class Optimizer", "def take_step", "math torch F",
      "[ours := Optimizer(model, config), model.norm.bias.grad.add_(1), ours.step(x[0, 0, 0]),"
