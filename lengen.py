@@ -256,7 +256,7 @@ def sinusoidal(positions, d_model):
 def rope(x):
     """Rotate channels 2p and 2p + 1 of x (B, H, T, D), at positions t = 0, 1, ..., by the angle
     t / 10000^(2p/D). Source: Su et al. 2021, Eqs. 14 and 34."""
-    waves = sinusoidal(torch.arange(x.shape[2], device=x.device), x.shape[3]).to(x)
+    waves = sinusoidal(torch.arange(x.shape[2], device=x.device), x.shape[3])
     sin, cos = waves[:, ::2], waves[:, 1::2]
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], 4).flatten(3)
@@ -443,7 +443,7 @@ class Transformer(nn.Module):
                 index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
                 if period and side == "source":
                     index = index.flip(0)
-                x = x + self.position(side, index % (period or len(index))).to(x)
+                x = x + self.position(side, index % (period or len(index)))
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
