@@ -484,7 +484,7 @@ def generate(model, source, limit):
     """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Passes predict every
     token from those before it until none changes; after k passes, the first k are final."""
     model.eval()
-    target = torch.full((len(source), limit + 1), VOCAB.index(START))
+    target = encode(START).repeat(len(source), limit + 1)
     for _ in range(limit):
         tokens = model(source, target[:, :-1]).argmax(-1).cpu()
         if torch.equal(tokens, target[:, 1:]):
