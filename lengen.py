@@ -514,7 +514,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
-        if attempt > 9 and not any(map(len, found)):
+        if attempt > 9 and not len(rows):
             length = (length + 1) // 2
         digits = []
         for operand in spec.operands:
@@ -526,14 +526,14 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        found.append(torch.cat([source, target], 1))
+        rows = torch.cat(found + [torch.cat([source, target], 1)])
         if distinct:
-            rows = torch.cat(found)
             indexes = {tuple(row): index for index, row in enumerate(rows.tolist())}
-            found = [rows[list(indexes.values())]]
-        if sum(map(len, found)) >= n:
+            rows = rows[list(indexes.values())]
+        if len(rows) >= n:
             break
-    return torch.cat(found)[:n].split([source.shape[1], target.shape[1]], 1)
+        found = [rows]
+    return rows[:n].split([source.shape[1], target.shape[1]], 1)
 
 class Optimizer:
     """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
