@@ -542,13 +542,14 @@ class Optimizer:
     2024 (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019
     (decay)."""
     def __init__(self, model, config):
-        self.config, together = config, {}
+        self.config, self.adam_share, together = config, 1.0, {}
         for name, weight in model.named_parameters():
             in_layer = name.startswith(("encoder.", "decoder.")) and name.endswith(".weight")
             use_muon = in_layer and weight.dim() == 2 and config.preset == "fast"
             together.setdefault((use_muon, weight.shape), []).append(weight)
-        self.adam_share = 0.25 if any(use_muon for use_muon, _ in together) else 1.0
-        self.steps, self.groups = next(model.parameters()).new_zeros(()), []
+            if use_muon:
+                self.adam_share = 0.25
+        self.steps, self.groups = weight.new_zeros(()), []
         for (use_muon, _), weights in together.items():
             values = torch.stack([weight.detach() for weight in weights])
             grads, mean, square = values.new_zeros(3, *values.shape)
