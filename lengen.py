@@ -549,7 +549,7 @@ class Optimizer:
             together.setdefault((use_muon, weight.shape), []).append(weight)
             if use_muon:
                 self.adam_share = 0.25
-        self.steps, self.groups = weight.new_zeros(()), []
+        self.steps, self.groups = next(model.parameters()).new_zeros(()), []
         for (use_muon, _), weights in together.items():
             values = torch.stack([weight.detach() for weight in weights])
             grads, mean, square = values.new_zeros(3, *values.shape)
