@@ -550,15 +550,16 @@ class Optimizer:
             if use_muon:
                 self.adam_share = 0.25
         self.steps, self.groups = next(model.parameters()).new_zeros(()), []
+        # Kept in checkpoints; like weights, changed in place, as a CUDA graph needs.
+        self.state = [self.steps]
         for (use_muon, _), weights in together.items():
-            values = torch.stack([weight.detach() for weight in weights])
+            values = torch.stack(weights).detach()
             grads, mean, square = values.new_zeros(3, *values.shape)
             # Weights of one shape become views of a stack (n, *shape), which is moved as a whole.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
-        # Kept in checkpoints; like weights, changed in place, as a CUDA graph needs.
-        self.state = [self.steps] + [x for _, _, _, *moments in self.groups for x in moments]
+            self.state += [mean, square]
 
     @torch.no_grad()
     def step(self, share):
