@@ -563,7 +563,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, share):
-        """Move the weights by their gradients. share: of the peak rate, a scalar tensor."""
+        """Move the weights by their gradients, which then become zero. share: of the peak rate, a
+        scalar tensor."""
         self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
@@ -576,6 +577,7 @@ class Optimizer:
                 spread = (square / (1 - beta ** self.steps)).sqrt() + 1e-8
                 update = mean / (1 - 0.9 ** self.steps) / spread + decay * values
                 values -= rate * self.adam_share * update
+            grads.zero_()
 
 def muon(grad, momentum):
     """Matrices (n, a, b) -> updates (n, a, b), nearly semi-orthogonal, by Newton-Schulz steps."""
@@ -594,8 +596,6 @@ def muon(grad, momentum):
 def take_step(model, optimizer, share, source, target):
     """-> the loss: cross-entropy of target (B, T + 1). Differs: gradients are clipped at norm 1."""
     model.train()
-    for _, _, grads, _, _ in optimizer.groups:
-        grads.zero_()
     logits = model(source, target[:, :-1]).flatten(0, 1)
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
