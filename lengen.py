@@ -607,7 +607,7 @@ def graphed_step(model, optimizer, graphs, *batch):
     """`take_step` of a batch: share, source, target. On CUDA, as a graph, since hundreds of kernel
     launches take about 9 ms and a replay takes 1 ms. graphs: {shape: graph, its inputs, loss}."""
     shape = batch[1].shape
-    if batch[0].is_cuda and shape in graphs:
+    if shape in graphs:
         graph, inputs, loss = graphs[shape]
         for x, new in zip(inputs, batch):
             x.copy_(new)
