@@ -62,7 +62,7 @@ from typing import Callable, Iterator, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
+
 
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 
@@ -599,7 +599,7 @@ def take_step(model, optimizer, share, source, target):
     logits = model(source, target[:, :-1]).flatten(0, 1)
     loss = F.cross_entropy(logits, target[:, 1:].flatten().to(logits.device))
     loss.backward()
-    clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step(share)
     return loss.detach()
 
