@@ -63,7 +63,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 
 class BadInput(ValueError):
