@@ -727,11 +727,11 @@ def settle_seq2seq(config):
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
     signs = sorted(set(VOCAB[n_digit:]) - {START, END, PAD})
     demand(numbers and set(operands[numbers:]) <= {"digit"} and 1 < spec.base <= n_digit
-           and 0 <= spec.headroom < 64 and (len(operands) == 1 or spec.sign in signs),
-           f"--task: {config.task} needs numbers, then digits; headroom below 64; and, by VOCAB, "
-           f"a base of 2 to {n_digit} and a sign of {signs}")
+           and 0 <= spec.headroom and (len(operands) == 1 or spec.sign in signs)
+           and spec.base ** spec.width <= 2 ** 63,
+           f"--task: {config.task} needs numbers, then digits; a small headroom (64 bits); and, "
+           f"by VOCAB, a base of 2 to {n_digit} and a sign of {signs}")
     least = spec.width
-    demand(spec.base ** least <= 2 ** 63, f"--task: numbers of {least} digits exceed 64 bits")
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
     config.align = scheme.bias is banded and len(operands) == 2
