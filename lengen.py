@@ -476,7 +476,7 @@ def right_tokens(model, source, target):
     model.eval()
     chunk = max(1, 2 ** 12 // target.shape[1])  # few enough questions to stay in the cache
     chunks = zip(source.split(chunk), target.split(chunk))
-    return torch.cat([model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:].cpu() for s, t in chunks])
+    return torch.cat([model(s, t[:, :-1]).argmax(-1).cpu() == t[:, 1:] for s, t in chunks])
 
 @torch.no_grad()
 def generate(model, source, limit):
@@ -634,9 +634,9 @@ class Run(NamedTuple):
         if self.folder:
             new = Path(self.folder, f"checkpoint.{os.getpid()}")  # renamed, so never half-written
             torch.save(dict(config=self.config.values, parts=self.parts), new)
-            demand(not Path(self.folder, "result.json").exists(),
+            demand(not new.with_name("result.json").exists(),
                    f"another process has finished the run in {self.folder}")
-            new.replace(Path(self.folder, "checkpoint.pt"))
+            new.replace(new.with_name("checkpoint.pt"))
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
