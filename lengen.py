@@ -227,8 +227,7 @@ class MultiHeadAttention(nn.Module):
         pieces: rows (R,), the keys (K,) that they see, and the bias (H, R, K) between them. The
         weights are then None."""
         if isinstance(bias, Iterator):
-            with x.device:  # on which the iterator makes its pieces
-                outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
+            outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None
         projected = self.q(x), self.k(memory), self.v(memory)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for y in projected)
@@ -438,36 +437,36 @@ class Transformer(nn.Module):
         Differs: there, a source is counted from its start."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
-            with x.device:
-                index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
-                if period and side == "source":
-                    index = index.flip(0)
-                x = x + self.position(side, index % (period or len(index)))
+            index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
+            if period and side == "source":
+                index = index.flip(0)
+            x = x + self.position(side, index % (period or len(index)))
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
         """-> the method's bias (1 or H, T, S), made causal in self-attention, or None. In long
         tests, it comes in pieces, which are causal, as no line shows a later token."""
-        with self.head.weight.device:
-            if self.config.lines_alone and T > 100 and not self.training:
-                return self.bias.pieces(layer, attention, T, S)
-            bias = self.bias and self.bias(layer, attention, T, S)
-            if attention == "self":
-                causal = causal_bias(T)
-                return causal if bias is None else causal + bias
-            return bias
+        if self.config.lines_alone and T > 100 and not self.training:
+            return self.bias.pieces(layer, attention, T, S)
+        bias = self.bias and self.bias(layer, attention, T, S)
+        if attention == "self":
+            causal = causal_bias(T)
+            return causal if bias is None else causal + bias
+        return bias
 
     def forward(self, source, target):
         """source (B, S), target (B, T) -> logits (B, T, V). With no decoder, target only sets T."""
-        memory, S, T = self.embed(source, "source"), source.shape[1], target.shape[1]
-        for n, layer in enumerate(self.encoder):
-            memory = layer(memory, self.bias_of(n, "encoder", S, S))
-        if not self.decoder:
-            return self.head(self.norm(memory[:, :T]))
-        x = self.embed(target, "target")
-        for n, layer in enumerate(self.decoder):
-            x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
-        return self.head(self.norm(x))
+        S, T = source.shape[1], target.shape[1]
+        with self.head.weight.device:  # on which positions and biases are made
+            memory = self.embed(source, "source")
+            for n, layer in enumerate(self.encoder):
+                memory = layer(memory, self.bias_of(n, "encoder", S, S))
+            if not self.decoder:
+                return self.head(self.norm(memory[:, :T]))
+            x = self.embed(target, "target")
+            for n, layer in enumerate(self.decoder):
+                x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
+            return self.head(self.norm(x))
 
 @torch.no_grad()
 def right_tokens(model, source, target):
