@@ -461,9 +461,9 @@ class Transformer(nn.Module):
             memory = self.embed(source, "source")
             for n, layer in enumerate(self.encoder):
                 memory = layer(memory, self.bias_of(n, "encoder", S, S))
-            if not self.decoder:
-                return self.head(self.norm(memory[:, :T]))
-            x = self.embed(target, "target")
+            x = memory[:, :T]
+            if self.decoder:
+                x = self.embed(target, "target")
             for n, layer in enumerate(self.decoder):
                 x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
             return self.head(self.norm(x))
