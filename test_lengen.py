@@ -215,8 +215,7 @@ def attention_of_torch(ours):
 @parametrize("scores", [None, lambda q, k: q @ k.mT])
 def test_attention_equals_torchs_with_a_bias_per_head(double, scores):
     """MultiHeadAttention gives its outputs and weights, also if a method computes the products."""
-    ours = L.MultiHeadAttention(12, 3)
-    ours.scores = scores
+    ours = L.MultiHeadAttention(12, 3, scores=scores)
     x, memory = randn(2, 5, 12), randn(2, 7, 12)
     bias = randn(3, 5, 7)
     expected = attention_of_torch(ours)(
