@@ -1598,12 +1598,11 @@ def read_run(folder):
 def build(run):
     """-> the trained model of a run. Raises: BadInput if it answers otherwise than it did then."""
     config, part = run.config, run.parts["model"]
-    source, target = run.parts.setdefault("examples", draw_examples(config))
+    source, target = run.parts["examples"]
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model", config).eval()
     model.load_state_dict(part["weights"])
-    with torch.no_grad():
-        logits = model(source, target[:, :-1]).cpu()
+    logits = model(source, target[:, :-1]).detach().cpu()
     kept = part.setdefault("logits", logits)
     demand(torch.allclose(kept, logits, atol=0.01), "its method has changed")
     return model
@@ -1640,8 +1639,7 @@ def execute(run, as_json=False):
     config, parts = run.config, run.parts
     if config.d_model <= 128 and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)  # for the same results on any number of cores
-    parts.setdefault("examples", draw_examples(config))
-    run.keep()
+    run.keep(examples=draw_examples(config))
     LOG.info(f"{config.task}, {config.model}, {config.method}, {run.device}: {run.folder}")
     trained = "proof" in parts
     if not trained:

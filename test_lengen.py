@@ -1153,7 +1153,7 @@ def test_pairs_head_equals_torchs_attention(double):
     assert_close(model(source, target[:, 1:]), F.pad(z[:, 1:], (1, 0)))
 
 def rows_of_trained(config):
-    run = Run(config, {})
+    run = Run(config, dict(examples=L.draw_examples(config)))
     config.kind.learn(run)
     return L.evaluate(L.build(run), config)["rows"]
 
