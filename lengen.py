@@ -1552,15 +1552,14 @@ class Config:
         given = {name: value for name, value in given.items() if value is not None}
         given |= dict(task=task, model=model)
         for name, value in given.items():
-            flag = "--" + name.replace("_", "-")
-            demand(name in options, f"{flag}: not an option of {task}")
-            read, _, _ = options[name]
             try:
+                read, _, _ = options[name]
                 if not callable(read):  # choices
                     read = {choice: choice for choice in read}.__getitem__
                 given[name] = read(value)
             except (KeyError, TypeError, ValueError) as error:
-                raise BadInput(f"{flag}: {value!r} is invalid: {error!r}") from None
+                flag = "--" + name.replace("_", "-")
+                raise BadInput(f"{flag}: {task} cannot take {value!r}: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
         self.scheme = METHODS[(values | given).get("method", self.method)]
