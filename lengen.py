@@ -1549,26 +1549,27 @@ class Config:
         demand(model in models, f"--task: {task} is not known, or not to --model {model}")
         self.kind, self.n_vocab = KINDS[model], len(VOCAB)
         self.spec, options = self.kind.tasks[task], self.kind.options
-        given = {name: value for name, value in given.items() if value is not None}
-        given |= dict(task=task, model=model)
-        for name, value in given.items():
+        chosen = {}
+        for name, value in dict(given, task=task, model=model).items():
+            if value is None:
+                continue
             try:
                 read, _, _ = options[name]
                 if not callable(read):  # choices
                     read = {choice: choice for choice in read}.__getitem__
-                given[name] = read(value)
+                chosen[name] = read(value)
             except (KeyError, TypeError, ValueError) as error:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(f"{flag}: {task} cannot take {value!r}: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= {name: x for name, x in self.spec._asdict().items() if name in values}
-        self.scheme = METHODS[(values | given).get("method", self.method)]
+        self.scheme = METHODS[(values | chosen).get("method", self.method)]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
             values |= self.scheme.defaults or {}
-        if given.get("preset") == "paper":
+        if chosen.get("preset") == "paper":
             values |= self.kind.paper
-        vars(self).update(values | given)
+        vars(self).update(values | chosen)
         self.kind.settle(self)
         n = self.n_head * (1 + (self.method == "rope"))  # which rotates pairs of channels
         demand(self.d_model % n == 0, "--n-head, twice for rope, must divide --d-model")
