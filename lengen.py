@@ -1562,7 +1562,7 @@ class Config:
                 flag = "--" + name.replace("_", "-")
                 raise BadInput(f"{flag}: {task} cannot take {value!r}: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
-        values |= {name: x for name, x in self.spec._asdict().items() if name in values}
+        values |= self.spec._asdict()
         self.scheme = METHODS[(values | chosen).get("method", self.method)]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
