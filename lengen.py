@@ -742,16 +742,14 @@ def settle_seq2seq(config):
     demand(config.lines_alone or max(config.lengths) <= 2000,
            "--lengths: more than 2,000 needs ABC by our rules without an encoder")
 
-def draw_tests(config, length):
-    """-> {"random": (source, target)}, and for the longest length up to 60 also "hard"."""
-    n = config.samples
+def draw_tests(config, length, n):
+    """Yield "random", (source, target); for the longest length up to 60, also "hard", another."""
     if length > 100:
         n = min(n, 200)  # long questions are slow
-    tests = dict(random=draw_questions(config, draw_exact, length, n))
+    yield "random", draw_questions(config, draw_exact, length, n)
     if length == max([x for x in config.lengths if x <= 60], default=0):
         seed_draws(config.seed, "hard", length)
-        tests["hard"] = draw_questions(config, draw_hard, length, n)
-    return tests
+        yield "hard", draw_questions(config, draw_hard, length, n)
 
 def evaluate(model, config):
     """Test at config.lengths -> {"rows", "seconds"}. A row has the number of exact answers,
@@ -759,8 +757,7 @@ def evaluate(model, config):
     rows, start = [], time.perf_counter()
     for length in config.lengths:
         seed_draws(config.seed, "test", length)
-        tests = config.kind.draw_tests(config, length)
-        for name, (source, target) in tests.items():
+        for name, (source, target) in config.kind.draw_tests(config, length, config.samples):
             right = right_tokens(model, source, target)
             is_digit = target[:, 1:] < VOCAB.index("+")
             places = ((right & is_digit).sum(0) / is_digit.sum(0))[is_digit.any(0)]
@@ -1418,8 +1415,8 @@ def draw_integers(config, lengths):
     return [(random.randrange(1, 10 ** length),
              random.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
-def draw_encoder_tests(config, length):
-    return dict(random=arrange_encoder(config, draw_integers(config, [length] * config.samples)))
+def draw_encoder_tests(config, length, n):
+    yield "random", arrange_encoder(config, draw_integers(config, [length] * n))
 
 def encoder_data(config, n_short, n_long, steps):
     """-> Data of n_short first operands, whose second is drawn at each use, and of n_long long
@@ -1525,7 +1522,7 @@ ENCODER = SimpleNamespace(
                n_encoder=6, n_head=16, d_model=1024))
 PAIRS = SimpleNamespace(
     tasks=PAIRS_TASKS, model=PairsHead, settle=lambda config: None, learn=learn_pairs,
-    draw_tests=lambda config, length: dict(random=draw_pairs(config, config.samples, length)),
+    draw_tests=lambda config, length, n: [("random", draw_pairs(config, n, length))],
     beta=0.999, decay=0.0,
     defaults=dict(lengths=(5,), samples=10_000, d_model=128),
     options=COMMON | dict(
@@ -1577,9 +1574,9 @@ class Config:
 
 def draw_examples(config):
     """-> source, target: questions by which a changed task is noticed."""
-    config = Config(**config.values | dict(samples=20))
     seed_draws("examples")
-    return list(config.kind.draw_tests(config, min(4, config.train_digits))["random"])
+    tests = dict(config.kind.draw_tests(config, min(4, config.train_digits), 20))
+    return list(tests["random"])
 
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
