@@ -1423,17 +1423,18 @@ def encoder_data(config, n_short, n_long, steps):
     questions. The curve tests train_digits and the longest prime_lengths. Differs: the rate warms
     up; the fast preset draws all short lengths equally often."""
     def draw_short(digits):
-        if config.preset == "paper":
-            return random.randrange(1, 10 ** digits)
-        digits = random.randint(1, digits)
-        return random.randrange(10 ** (digits - 1), 10 ** digits)
+        least = 1
+        if config.preset == "fast":
+            digits = random.randint(1, digits)
+            least = 10 ** (digits - 1)
+        return random.randrange(least, 10 ** digits)
     seed_draws(config.seed, "examples", n_short, n_long)
     known = [(draw_short(config.train_digits), None) for _ in range(n_short)]
     known += draw_integers(config, random.choices(config.prime_lengths, k=n_long))
     def batch(step):
         drawn = random.choices(known, k=config.batch)
-        second_digits = config.second_digits or config.train_digits
-        return arrange_encoder(config, [(a, b or draw_short(second_digits)) for a, b in drawn])
+        digits = config.second_digits or config.train_digits
+        return arrange_encoder(config, [(a, b or draw_short(digits)) for a, b in drawn])
     def check(model):
         lengths = config.train_digits, max(config.prime_lengths)
         test = Config(**config.values | dict(lengths=lengths, samples=200))
