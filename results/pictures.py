@@ -47,8 +47,8 @@ def draw_attention(plt, model, config, parts):
             low = min(bias[bias.isfinite()].min().item(), -0.1)
             rows += [(f"averaged {name}-attention", maps[-1], 0, 1), (f"{name} bias", bias, low, 0)]
     else:
-        [(_, (source, target)), *_] = config.kind.draw_tests(config, min(6, *config.lengths), 1000)
-        model(source, target[:, :-1])
+        tests = dict(config.kind.draw_tests(config, min(6, *config.lengths), config.samples))
+        model(tests["random"][0], tests["random"][1][:, :-1])
         modules = [x for x in layer.modules() if isinstance(x, L.MultiHeadAttention)]
         for name, module in zip(names, modules):
             rows.append((f"averaged {name}-attention", module.weights.mean(0), 0, 1))
