@@ -1671,13 +1671,13 @@ def make_run(given, source=None, out=None, device="cpu"):
         config, parts, _, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
-    if source and not ("proof" in parts and Path(source, "result.json").exists()):
+    if source and not Path(source, "result.json").exists():
         demand(not out, "--out: an unfinished run goes on in its own folder")
-        return Run(config, parts, source, device)
-    # A finished run stays as it is; its model is tested again in a new folder.
-    name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
-    folder = Path(out or "runs/" + name.replace("/", "-"))
-    folder.mkdir(parents=True)
+        folder = source
+    else:  # a finished run stays as it is; its model is tested again in a new folder
+        name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
+        folder = Path(out or "runs/" + name.replace("/", "-"))
+        folder.mkdir(parents=True)
     return Run(config, parts, folder, device)
 
 def make_parser():
