@@ -1702,7 +1702,7 @@ def make_parser():
 
 def main(argv=None):
     """-> exit code: 0 done, 1 the run failed, 2 bad input, 130 interrupted."""
-    given, go_on = vars(make_parser().parse_args(argv)), ""
+    given, interrupted = vars(make_parser().parse_args(argv)), "interrupted"
     source, out, device, questions, as_json, quiet = map(
         given.pop, ("from", "out", "device", "ask", "json", "quiet"))
     logging.basicConfig(format="%(message)s")
@@ -1717,17 +1717,12 @@ def main(argv=None):
                 print(ask(model.to(device), config, question))
         else:
             run = make_run(given, source, out, device)
-            go_on = f"; go on by --from {run.folder}"
+            interrupted += f"; go on by --from {run.folder}"
             execute(run, as_json)
         return 0
-    except KeyboardInterrupt:
-        error, code = f"interrupted{go_on}", 130
-    except RunFailed as failure:
-        error, code = failure, 1
-    except (BadInput, OSError) as failure:
-        error, code = failure, 2
-    print(f"lengen: {error}", file=sys.stderr)
-    return code
+    except (KeyboardInterrupt, RunFailed, BadInput, OSError) as error:
+        print(f"lengen: {str(error) or interrupted}", file=sys.stderr)
+        return {KeyboardInterrupt: 130, RunFailed: 1}.get(type(error), 2)
 
 if __name__ == "__main__":
     sys.exit(main())
