@@ -631,11 +631,11 @@ class Run(NamedTuple):
         """Add parts and save all, as plain values and tensors, which load without running code."""
         self.parts.update(parts)
         if self.folder:
-            new = Path(self.folder, f"checkpoint.{os.getpid()}")  # renamed, so never half-written
+            new = self.folder / f"checkpoint.{os.getpid()}"  # renamed, so never half-written
             torch.save(dict(config=self.config.values, parts=self.parts), new)
-            demand(not new.with_name("result.json").exists(),
+            demand(not (self.folder / "result.json").exists(),
                    f"another process has finished the run in {self.folder}")
-            new.replace(new.with_name("checkpoint.pt"))
+            new.replace(self.folder / "checkpoint.pt")
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
@@ -1586,7 +1586,7 @@ def read_run(folder):
         config, parts = Config(**state["config"]), state["parts"]
         same = map(torch.equal, parts["examples"], draw_examples(config))
         demand(all(same), "its task or VOCAB has changed")
-        run = Run(config, parts, folder)
+        run = Run(config, parts, Path(folder))
         if "proof" in parts:
             build(run)
         return run
@@ -1659,7 +1659,7 @@ def execute(run, as_json=False):
         train={name: {key: part[key] for key in ("steps", "seconds", "curve")}
                for name, part in parts.items() if "curve" in part}, before=parts.get("before"))
     if run.folder:
-        Path(run.folder, "result.json").write_text(json.dumps(record))
+        (run.folder / "result.json").write_text(json.dumps(record))
     print(json.dumps(record) if as_json else "\n".join(summary(record)))
     return record
 
@@ -1668,10 +1668,10 @@ def make_run(given, source=None, out=None, device="cpu"):
     parts = {}
     if source:
         demand(given.keys() <= {"lengths", "samples"}, "--from allows only --lengths, --samples")
-        config, parts, _, _ = read_run(source)
+        config, parts, source, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
-    if source and not Path(source, "result.json").exists():
+    if source and not (source / "result.json").exists():
         demand(not out, "--out: an unfinished run goes on in its own folder")
         folder = source
     else:  # a finished run stays as it is; its model is tested again in a new folder
