@@ -308,7 +308,7 @@ class Method(NamedTuple):
     scores: Callable = None
     n_width: int = 1  # number of widths of training numbers; with one, answers end only there
     steps_factor: int = 1  # multiplies the task's default number of steps
-    defaults: dict = None  # default values of other options of a run
+    defaults: dict = {}  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     window: int = 0  # w of `window_bias`, if there is a band
     calibrated: bool = False  # whether bias is a `CalibratedBias`, which also gets lines
@@ -1561,11 +1561,12 @@ class Config:
                 raise BadInput(f"{flag}: {task} cannot take {value!r}: {error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= self.spec._asdict()
-        self.scheme = METHODS[(values | chosen).get("method", self.method)]
+        vars(self).update(values | chosen)
+        self.scheme = METHODS[self.method]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
-            values |= self.scheme.defaults or {}
-        if chosen.get("preset") == "paper":
+            values |= self.scheme.defaults
+        if self.preset == "paper":
             values |= self.kind.paper
         vars(self).update(values | chosen)
         self.kind.settle(self)
