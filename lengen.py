@@ -739,6 +739,8 @@ def settle_seq2seq(config):
     # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
     others = config.n_encoder or scheme.scores
     config.lines_alone = scheme.calibrated and config.rules == "ours" and not others
+    config.provable = config.lines_alone and config.n_layer == 1 and not (
+        scheme.position or spec.label)
     demand(config.lines_alone or max(config.lengths) <= 2000,
            "--lengths: more than 2,000 needs ABC by our rules without an encoder")
 
@@ -1024,10 +1026,6 @@ MOST_WINDOWS = 2 ** 19  # limit on windows (2 kB of memory each) and on beginnin
 NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
             "encoder, and answers of all digits; tested only")
 
-def is_provable(config):
-    return config.lines_alone and config.n_layer == 1 and not (
-        config.scheme.position or config.spec.label)
-
 class Windows(NamedTuple):
     bias: CalibratedBias  # made of the lines by which rows see; None if there is no list
     seen: dict  # {window, as bytes: (token to write, source (S,), target (T + 1,), its index)}
@@ -1166,7 +1164,7 @@ def short_questions(config, lines):
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
     try:
-        if not is_provable(config):
+        if not config.provable:
             raise RunFailed(NO_PROOF)
         return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
@@ -1250,7 +1248,7 @@ def choose_lines(config, attention):
     clashes in a pool of questions; lines that are not needed are dropped. Two questions that clash
     all the same join the pool, and lines are chosen anew. Where there can be no proof, all lines at
     RULES' kappa are kept. Raises: RunFailed."""
-    if not is_provable(config):
+    if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
     seed_draws(config.seed, "pool")
@@ -1539,7 +1537,8 @@ class Config:
     task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
     it is None. Raises: BadInput."""
     # Values for kinds that lack these options.
-    method, preset, n_layer, n_head, lines_alone, train_digits = "nope", "fast", 0, 1, False, 4
+    method, preset, n_layer, n_head, train_digits = "nope", "fast", 0, 1, 4
+    lines_alone = provable = False
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if task in list(kind.tasks)]

@@ -935,7 +935,7 @@ def test_shown_by_refuses_lines_that_move_with_the_width(monkeypatch, msd_first,
     ("task", "parity-label"), ("n_layer", 2), ("n_encoder", 1), ("rules", "v1"),
     ("method", "nope"), ("method", "position"), ("method", "scores")])
 def test_prove_says_what_has_no_proof(monkeypatch, option, value):
-    """What is_provable refuses."""
+    """What config.provable leaves out."""
     abc = METHODS["abc"]
     monkeypatch.setitem(METHODS, "position", abc._replace(position=L.sinusoids))
     monkeypatch.setitem(METHODS, "scores", abc._replace(scores=L.rotary))
