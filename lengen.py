@@ -43,7 +43,6 @@ v1: Duan and Shi 2023, From Interpolation to Extrapolation. v2: its revision by 
 Arithmetic Transformers. Pairs: an anonymous study of consecutive pairs."""
 
 import argparse
-import copy
 import functools
 import itertools
 import json
@@ -650,9 +649,9 @@ def train(run, model, name, data, windows=None):
     """Train a model on Data -> the last proof, or None. With windows, a proof ends the training.
     run.parts[name] gets "steps", "seconds", "weights", "curve", a list of [step, loss, *check], and
     "optimizer", to resume, which is absent from a finished part."""
-    config, optimizer, graphs, proof = run.config, Optimizer(model, run.config), {}, None
-    part = run.parts.get(name, dict(steps=0, seconds=0.0, curve=[]))
-    start, curve = time.perf_counter() - part["seconds"], part["curve"]
+    optimizer, graphs, proof = Optimizer(model, run.config), {}, None
+    part = run.parts.setdefault(name, dict(steps=0, seconds=0.0, curve=[]))
+    start = time.perf_counter() - part["seconds"]
     if part["steps"]:
         try:
             model.load_state_dict(part["weights"])
@@ -663,23 +662,24 @@ def train(run, model, name, data, windows=None):
         for state, kept in zip(optimizer.state, part["optimizer"]):
             state.copy_(kept)
     for step in range(part["steps"] + 1, data.steps + 1):
-        share = optimizer.state[0].new_tensor(data.rate(step))
-        seed_draws(config.seed, name, step)  # so that a resumed run draws the same
+        share = optimizer.steps.new_tensor(data.rate(step))
+        seed_draws(run.config.seed, name, step)  # so that a resumed run draws the same
         loss = graphed_step(model, optimizer, graphs, share, *data.batch(step))
         done = step == data.steps
         if windows and (done or step % 25 == 0 and step >= 50):
             proof = prove(model, windows)
-            done = done or proof["proved"]
+            done |= proof["proved"]
         if done or step % 100 == 0:
             if not loss.isfinite():
                 raise RunFailed(f"the loss is {loss.item()} at step {step} of {name}")
-            curve.append([step, loss.item()] + data.check(model))
+            part["curve"].append([step, loss.item()] + data.check(model))
             seconds = round(time.perf_counter() - start, 2)
-            part = dict(steps=step, seconds=seconds, curve=curve, weights=model.state_dict())
             LOG.info(f"{name}: step {step:,} of {data.steps:,}, {seconds:.0f} s, loss {loss:.4f}")
-            if not done:
-                part["optimizer"] = optimizer.state
-            run.keep(**{name: copy.deepcopy(part)})  # as the next step changes tensors in place
+            part.update(steps=step, seconds=seconds, weights=model.state_dict(),
+                        optimizer=optimizer.state)  # saved at once, as steps change them in place
+            if done:
+                del part["optimizer"]
+            run.keep()
         if done:
             return proof
 
