@@ -199,8 +199,7 @@ def example(task, *operands, width=1, align=False):
 
 # 2. Attention with a bias -------------------------------------------------------------------------
 # This section can be copied as it stands; it needs math, torch, nn and Iterator. A bias is added to
-# the scores: 0 is neutral, and -inf closes a key. A bias that is made from sizes alone is on
-# torch's default device.
+# the scores: 0 is neutral, and -inf closes a key. `causal_bias` is on torch's default device.
 
 def masked_softmax(scores, bias):
     """softmax(scores + bias) over the keys; 0, not NaN, in a row whose keys are all closed."""
@@ -223,8 +222,7 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
         T, C), weights (B, H, T, S), also kept. A bias too large for memory is an iterator of
-        pieces: rows (R,), the keys (K,) that they see, and the bias (H, R, K) between them. The
-        weights are then None."""
+        pieces: rows (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None
@@ -443,8 +441,7 @@ class Transformer(nn.Module):
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
-        """-> the method's bias (1 or H, T, S), made causal in self-attention, or None. In long
-        tests, it comes in pieces, which are causal, as no line shows a later token."""
+        """-> bias (1 or H, T, S) or None, causal in self-attention; in long tests, in pieces."""
         if self.config.lines_alone and T > 100 and not self.training:
             return self.bias.pieces(layer, attention, T, S)
         bias = self.bias and self.bias(layer, attention, T, S)
@@ -533,11 +530,10 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     return rows[:n].split([source.shape[1], target.shape[1]], 1)
 
 class Optimizer:
-    """Muon for the weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
-    all others; in the paper preset and without such layers, Adam for all. It can be copied with
-    `muon`, math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et al.
-    2024 (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015 (Adam), Loshchilov and Hutter 2019
-    (decay)."""
+    """Muon for weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
+    others; in the paper preset and without such layers, Adam for all. It can be copied with `muon`,
+    math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et al. 2024
+    (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015, Loshchilov and Hutter 2019 (Adam)."""
     def __init__(self, model, config):
         self.config, self.adam_share, together = config, 1.0, {}
         for name, weight in model.named_parameters():
@@ -810,8 +806,7 @@ class Line(NamedTuple):
         return self.attention, self.direction, self.block, self.offset
 
 def lines_of(x, direction):
-    """x (m, n), of one head and block -> (offset, the elements of this line) of each. A line of an
-    offset below 0 begins in a later row."""
+    """x (m, n), one head and block -> (offset, line) of each; below 0, it begins in a later row."""
     if direction == 0:
         return enumerate(x.unbind(1))
     if direction < 0:
@@ -920,8 +915,7 @@ def blocks_of(config, attention, N):
     return [(N - n_single) // n_number] * n_number + [1] * n_single
 
 class CalibratedBias(nn.Module):
-    """A run's bias, made of its lines, which torch keeps in the state_dict. Source: v2, Eq. 2.
-    Differs: in Eq. 2, scores are not divided by sqrt(D); in App. C.4, they are."""
+    """A run's bias, made of its lines, which torch keeps in the state_dict. Source: v2, Eq. 2."""
     def __init__(self, config, lines):
         super().__init__()
         self.config, self.lines = config, lines
@@ -1010,16 +1004,14 @@ def calibrate(config, attention, **changes):
 #     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
 # `short_questions` builds all sights, move by move: in the middle of a question, as in row 2, from
-# each state that can be reached; near its start, as in row 0, from the first state, with nothing
-# before; near its end, as in row 4, until the question can end. If two sights are equal so far and
-# in the same state, they continue in the same ways, so only one is followed. Each sight gets a
-# question of the training width or more: the fewest digits to its first state, its own, and the
-# fewest to an end.
+# each state that can be reached; near its start, as in row 0, from the first state, after nothing;
+# near its end, as in row 4, until the question can end. Equal sights in the same state continue in
+# the same ways, so only one is followed. Each sight gets a question: the fewest digits to its first
+# state, its own, and the fewest to an end, at the training width or beyond.
 #
 # All this assumes exact arithmetic and numbers that are padded to the training width or more. As
-# floating point rounds, the right token must lead by MARGIN, and in drawn questions of up to 1,000
-# digits, each row must show a listed window, with logits that differ by less than MARGIN / 10 from
-# those of a short question that shows it.
+# floating point rounds, the right token must lead by MARGIN, and rows of drawn questions of up to
+# 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on windows (2 kB of memory each) and on beginnings of sights
@@ -1125,8 +1117,7 @@ def shown_by(config, lines):
     return [shown[place] for place in range(min(shown), max(shown) + 1)], -min(shown)
 
 def short_questions(config, lines):
-    """Yield questions, source (B, S), target (B, T + 1), whose rows show all windows. Raises:
-    RunFailed."""
+    """Yield questions, source (B, S), target (B, T + 1), of all windows. Raises: RunFailed."""
     (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
     paths, moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
@@ -1339,8 +1330,7 @@ def draw_pairs(config, B, length):
     return tokens, F.pad(label, (1, 0))
 
 class PairsHead(nn.Module):
-    """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2), 0 and z. Differs: the output bias
-    is +5 at first; the dummy's embedding is larger."""
+    """source (B, T or 1 + T), target (B, T) -> logits (B, T, 2): 0, z. Differs: initial values."""
     def __init__(self, config, lines):  # lines: none
         super().__init__()
         self.embedding = nn.Embedding(config.d_vocab + config.dummy, config.d_model)
