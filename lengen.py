@@ -684,8 +684,7 @@ def numbers_data(config, steps, first_training):
     ones (v2, App. B). The first training begins with mostly small numbers, which teach sooner how
     places align; its last step draws uniformly, as the sources always do."""
     torch.manual_seed(config.seed)
-    parts = torch.randperm(LIMIT).split(LIMIT * 7 // 8)
-    training, held_out = [part.sort().values for part in parts]
+    training, held_out = map(torch.msort, torch.randperm(LIMIT).split(LIMIT * 7 // 8))
     def batch(step, B=config.batch, pool=training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
