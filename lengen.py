@@ -527,7 +527,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if len(rows) >= n:
             break
         found = [rows]
-    return rows[:n].split([source.shape[1], target.shape[1]], 1)
+    return rows[:n].tensor_split([source.shape[1]], 1)
 
 class Optimizer:
     """Muon for weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
