@@ -520,13 +520,13 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        rows = torch.cat(found + [torch.cat([source, target], 1)])
+        found.append(torch.cat([source, target], 1))
+        rows = torch.cat(found)
         if distinct:
             indexes = {tuple(row): index for index, row in enumerate(rows.tolist())}
             rows = rows[list(indexes.values())]
         if len(rows) >= n:
             break
-        found = [rows]
     return rows[:n].tensor_split([source.shape[1]], 1)
 
 class Optimizer:
