@@ -288,7 +288,7 @@ def window_bias(w, T, S, cross=False, step=1):
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
-    return torch.zeros(1, T, S).masked_fill((seen > i) | (seen < i - w), -math.inf)
+    return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
     """How a model knows positions. A part is a function or the class of a module. `bind` gives it
