@@ -562,8 +562,7 @@ class Optimizer:
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
             if use_muon:
-                scale = rate * 0.2 * math.sqrt(max(values.shape[1:]))
-                values -= scale * muon(grads, mean)
+                values -= rate * 0.2 * math.sqrt(max(values.shape[1:])) * muon(grads, mean)
             else:
                 mean.lerp_(grads, 0.1)
                 square.lerp_(grads * grads, 1 - beta)
