@@ -1565,7 +1565,7 @@ def draw_examples(config):
     """-> source, target: questions by which a changed task is noticed."""
     seed_draws("examples")
     tests = dict(config.kind.draw_tests(config, min(4, config.train_digits), 20))
-    return list(tests["random"])
+    return tests["random"]
 
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""
