@@ -706,14 +706,14 @@ def numbers_data(config, steps, first_training):
         return [right_tokens(model, source, target).all(1).double().mean().item()]
     return Data(steps, batch, rate, check)
 
-def new_model(run, name, config, lines=()):
+def new_model(run, name, lines=()):
     """-> a model on the run's device, initialized from the seed and `name`."""
-    seed_draws(config.seed, name)
-    return config.kind.model(config, lines).to(run.device)
+    seed_draws(run.config.seed, name)
+    return run.config.kind.model(run.config, lines).to(run.device)
 
 def learn_method(run):
     data = numbers_data(run.config, run.config.steps, first_training=True)
-    train(run, new_model(run, "model", run.config), "model", data)
+    train(run, new_model(run, "model"), "model", data)
 
 def settle_seq2seq(config):
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
@@ -1210,7 +1210,7 @@ def prove(model, windows):
 #
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
-#     new_model(run, name, config, lines) -> a Transformer that adds the bias of lines to its scores
+#     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
 #     train(run, model, name, data, windows) -> the last proof, which ends it if it is "proved"; in
 #         run.parts[name], "curve" lists [step, loss, unseen accuracy]
 #     run.keep(name=part) adds to run.parts and saves it; config.values has all options of a run
@@ -1271,7 +1271,7 @@ def deal_lines(lines, n_head):
 def retrain(run, attempt, lines, windows, vanilla=None):
     """Train a model with these lines, from the weights of `vanilla` if it is given -> proof."""
     config, name = run.config, f"attempt {attempt}"
-    model = new_model(run, name, config, lines)
+    model = new_model(run, name, lines)
     if vanilla:
         # Queries and keys are set to zero, and stay so, as the gradient of each is a multiple of
         # the other. The bias alone determines attention.
@@ -1289,7 +1289,7 @@ def learn_abc(run):
     config, parts = run.config, run.parts
     # 1. A vanilla model learns, at one width, so it ends answers only there. It is not tested.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
-    vanilla = new_model(run, "vanilla", plain)
+    vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
     # 2. Its attention is averaged over right answers to 1,000 training questions.
@@ -1347,7 +1347,7 @@ def learn_pairs(run):
     config = run.config
     data = Data(config.steps, lambda step: draw_pairs(config, config.batch, 5),
                 rate=lambda step: 1.0, check=lambda model: [])
-    train(run, new_model(run, "model", config), "model", data)
+    train(run, new_model(run, "model"), "model", data)
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
@@ -1431,7 +1431,7 @@ def encoder_data(config, n_short, n_long, steps):
 
 def learn_encoder(run):
     """Train on short and, by --prime, a few long questions; then, by --finetune, on long ones."""
-    config, model = run.config, new_model(run, "model", run.config)
+    config, model = run.config, new_model(run, "model")
     data = encoder_data(config, config.examples - config.prime, config.prime, config.steps)
     if config.finetune:
         train(run, model, "short numbers", data)
@@ -1586,7 +1586,7 @@ def build(run):
     config, part = run.config, run.parts["model"]
     source, target = run.parts["examples"]
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
-    model = new_model(run, "model", config).eval()
+    model = new_model(run, "model").eval()
     model.load_state_dict(part["weights"])
     logits = model(source, target[:, :-1]).detach().cpu()
     kept = part.setdefault("logits", logits)

@@ -448,7 +448,7 @@ def test_graphed_step_equals_take_step():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     share, batches = torch.ones((), device=device), drawn_batches(4)
     def losses_of(step, *graphs):
-        model = L.new_model(Run(small(), {}, None, device), "model", small())
+        model = L.new_model(Run(small(), {}, None, device), "model")
         optimizer = L.Optimizer(model, small())
         return [step(model, optimizer, *graphs, share, *batch) for batch in batches]
     assert_close(losses_of(L.graphed_step, {}), losses_of(L.take_step))
