@@ -718,12 +718,12 @@ def learn_method(run):
 def settle_seq2seq(config):
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
-    signs = sorted(set(VOCAB[n_digit:]) - {START, END, PAD})
+    signs = set(VOCAB[n_digit:]) - {START, END, PAD}
     demand(numbers and set(operands[numbers:]) <= {"digit"} and 1 < spec.base <= n_digit
            and 0 <= spec.headroom and (len(operands) == 1 or spec.sign in signs)
            and spec.base ** spec.width <= 2 ** 63,
            f"--task: {config.task} needs numbers, then digits; a small headroom (64 bits); and, "
-           f"by VOCAB, a base of 2 to {n_digit} and a sign of {signs}")
+           f"by VOCAB, a base of 2 to {n_digit} and a sign")
     least = spec.width
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
