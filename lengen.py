@@ -727,8 +727,8 @@ def settle_seq2seq(config):
     least = spec.width
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
-    config.align = scheme.bias is banded and len(operands) == 2
-    demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
+    config.align = scheme.window and len(operands) == 2
+    demand(not scheme.window or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
     # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
     others = config.n_encoder or scheme.scores
