@@ -1544,8 +1544,8 @@ class Config:
                     read = {choice: choice for choice in read}.__getitem__
                 chosen[name] = read(value)
             except (KeyError, TypeError, ValueError) as error:
-                flag = "--" + name.replace("_", "-")
-                raise BadInput(f"{flag}: {task} cannot take {value!r}: {error!r}") from None
+                raise BadInput(f"--{name.replace('_', '-')}: {task} cannot take {value!r}: "
+                               f"{error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= self.spec._asdict()
         vars(self).update(values | chosen)
