@@ -1444,15 +1444,13 @@ def learn_encoder(run):
 def number(value, kind=int, least=1, most=10 ** 9):
     """7, "7" or NumPy's 7 -> 7. Raises: ValueError for anything else, such as True or 1.5."""
     x = kind(str(value))
-    if not least <= x <= most:  # nan, too
-        raise ValueError(f"it must be {least} to {most}")
+    demand(least <= x <= most, f"it must be {least} to {most}")  # nan, too
     return x
 
 def numbers(value):
     """"6,10" or [6, 10] -> (6, 10). Raises: ValueError."""
     found = tuple(map(number, value.split(",") if isinstance(value, str) else value))
-    if not found:
-        raise ValueError("there is none")
+    demand(found, "there is none")
     return found
 
 number_or_0 = functools.partial(number, least=0)
