@@ -1600,16 +1600,17 @@ def load(folder):
 def summary(record):
     """Yield the lines that are printed, of which README explains an example."""
     config, proof, tests = record["config"], record["proof"], record["tests"]
-    yield "{task}, {model}, seed {seed}: ".format(**config) + " -> ".join(record["example"])
+    example = " -> ".join(record["example"])
+    yield f"{config['task']}, {config['model']}, seed {config['seed']}: {example}"
     for name, part in record["train"].items():
         unseen = " ".join(map(percent, part["curve"][-1][2:])) or "-"
         yield f"{name:<9} {part['steps']:,} steps, {part['seconds']:.1f} s, unseen {unseen}"
     if "lines" in proof:
         yield f"lines     {len(proof['lines'])} at kappa {proof['kappa']}"
     if proof["proved"]:
-        yield ("proof     exact at every length, rounding aside: right on all {windows:,} windows, "
-               "by {margin:.1f} or more; drift {drift:.0e} in up to {drift_digits:,} digits"
-               ).format(**proof)
+        yield (f"proof     exact at every length, rounding aside: right on all "
+               f"{proof['windows']:,} windows, by {proof['margin']:.1f} or more; "
+               f"drift {proof['drift']:.0e} in up to {proof['drift_digits']:,} digits")
     else:
         yield f"proof     {proof['why']}"
     yield f"tests     {tests['seconds']:.1f} s on {record['device']}"
