@@ -1295,8 +1295,7 @@ def learn_abc(run):
     # 2. Its attention is averaged over right answers to 1,000 training questions.
     if "attention" not in parts:
         seed_draws(config.seed, "attention")
-        source, target = data.batch(data.steps, 1000)
-        run.keep(attention=average_attention(vanilla, source, target))
+        run.keep(attention=average_attention(vanilla, *data.batch(data.steps, 1000)))
     # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
     kappa, lines, windows = choose_lines(config, parts["attention"])
     # 4., 5. It is retrained and proved; by other rules, a new model is trained instead.
