@@ -1669,9 +1669,9 @@ def make_run(given, source=None, out=None, device="cpu"):
 def make_parser():
     """An option of a run that is not given is absent from the parser's result."""
     entries = TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS
-    listed = [f"  {name:<22}{entry.about}" for name, entry in entries.items()]
+    listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
-        "lengen.py", allow_abbrev=False, epilog="\n".join(["tasks and methods:"] + listed),
+        "lengen.py", allow_abbrev=False, epilog=f"tasks and methods:{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (_, default, about) in (ENCODER.options | PAIRS.options | SEQ2SEQ.options).items():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
