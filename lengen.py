@@ -277,8 +277,8 @@ def alibi_slopes(n_head):
 
 def alibi_bias(n_head, T, S):
     """-> (H, T, S): -slope_h * |j - i|. Source: Press et al. 2022, Sec. 3. Differs: symmetric."""
-    i, j = torch.arange(T)[:, None], torch.arange(S)
-    return -alibi_slopes(n_head)[:, None, None] * (j - i).abs()
+    distance = (torch.arange(S) - torch.arange(T)[:, None]).abs()
+    return -alibi_slopes(n_head)[:, None, None] * distance
 
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees its own token and
