@@ -1569,8 +1569,8 @@ def read_run(folder):
     try:
         state = torch.load(Path(folder, "checkpoint.pt"), map_location="cpu", weights_only=True)
         config, parts = Config(**state["config"]), state["parts"]
-        same = map(torch.equal, parts["examples"], draw_examples(config))
-        demand(all(same), "its task or VOCAB has changed")
+        demand(all(map(torch.equal, parts["examples"], draw_examples(config))),
+               "its task or VOCAB has changed")
         run = Run(config, parts, Path(folder))
         if "proof" in parts:
             build(run)
