@@ -435,9 +435,11 @@ class Transformer(nn.Module):
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
             index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
-            if period and side == "source":
-                index = index.flip(0)
-            x = x + self.position(side, index % (period or len(index)))
+            if period:
+                if side == "source":
+                    index = index.flip(0)
+                index = index % period
+            x = x + self.position(side, index)
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
@@ -702,8 +704,8 @@ def numbers_data(config, steps, first_training):
         return min(1.0, step / 30, (steps - step + 1) / (falling * steps))
     def check(model):
         seed_draws(config.seed, "held-out")
-        source, target = batch(steps, 1000, held_out)
-        return [right_tokens(model, source, target).all(1).double().mean().item()]
+        right = right_tokens(model, *batch(steps, 1000, held_out))
+        return [right.all(1).double().mean().item()]
     return Data(steps, batch, rate, check)
 
 def new_model(run, name, lines=()):
@@ -731,8 +733,8 @@ def settle_seq2seq(config):
     demand(not scheme.window or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
     # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
-    others = config.n_encoder or scheme.scores
-    config.lines_alone = scheme.calibrated and config.rules == "ours" and not others
+    config.lines_alone = scheme.calibrated and config.rules == "ours" and not (
+        config.n_encoder or scheme.scores)
     config.provable = config.lines_alone and config.n_layer == 1 and not (
         scheme.position or spec.label)
     demand(config.lines_alone or max(config.lengths) <= 2000,
@@ -863,8 +865,8 @@ def find_lines(attention, blocks, kappa, directions=(1, 0, -1), together=False, 
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
                 if x > threshold and (direction or offset == 0 or len(blocks) == 1):
-                    bias, z = x - d.max(), (x - mu) / sigma
-                    yield Line(head, direction, block, offset, bias.item(), z.item())
+                    yield Line(head, direction, block, offset,
+                               bias=float(x - d.max()), z=float((x - mu) / sigma))
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
@@ -1527,7 +1529,7 @@ class Config:
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if task in list(kind.tasks)]
-        model = model or (models + [None])[0]
+        model = model or next(iter(models), None)
         demand(model in models, f"--task: {task} is not known, or not to --model {model}")
         self.kind, self.n_vocab = KINDS[model], len(VOCAB)
         self.spec, options = self.kind.tasks[task], self.kind.options
@@ -1631,7 +1633,7 @@ def execute(run, as_json=False):
         parts["proof"] = learn(run) or dict(proved=False, why=NO_PROOF)
     model, proof = build(run), parts["proof"]
     if trained:  # the code, or the file, may have changed since
-        lines = getattr(getattr(model, "bias", None), "lines", [])
+        lines = model.bias.lines if config.provable else []
         proof.update(prove(model, enumerate_windows(config, lines)))
     tests = evaluate(model, config)
     if proof["proved"] and any(row["correct"] < row["n"] for row in tests["rows"]):
