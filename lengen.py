@@ -128,7 +128,8 @@ class Task(NamedTuple):
     lr: float = 6e-3
 
     def step(self, carry, digits):
-        """carry (...), digits (..., n) of a place -> digit of the answer, next carry, both (...)"""
+        """carry, digits (..., n) of a place -> digit of the answer, next carry, both (...)"""
+        carry = 0 * digits[..., 0] + carry  # one for each question, also if it is a plain number
         found = self.total(carry, *digits.unbind(-1))
         if not isinstance(found, tuple):
             found = found % self.base, found // self.base
@@ -158,7 +159,7 @@ def arrange(spec, digits, align=False):
     """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. With align, two
     operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4."""
-    answer, carry = [], torch.full_like(digits[:, 0, 0], spec.first)
+    answer, carry = [], spec.first
     for column in digits.clone().unbind(1):  # `total` may change them
         digit, carry = spec.step(carry, column)
         answer.append(digit)
@@ -652,8 +653,8 @@ def train(run, model, name, data, windows=None):
     if part["steps"]:
         try:
             model.load_state_dict(part["weights"])
-        except RuntimeError as error:  # e.g. another shape
-            raise BadInput(f"the method or VOCAB of this run has changed: {error!r:.150}") from None
+        except RuntimeError:  # e.g. another shape
+            raise BadInput("the method or VOCAB of this run has changed") from None
         if "optimizer" not in part:  # it is finished
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
@@ -829,13 +830,13 @@ def columns_of(lines, rows, blocks):
         columns[path] = torch.where(inside, start + column, -1)
     return columns
 
-def find_lines(attention, blocks, kappa, directions=(1, 0, -1), together=False, total=False,
+def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=False, total=False,
                ours=False):
-    """Yield the lines that stand out of attention (H, m, n), given the sizes of its blocks. In each
-    head and direction or, if together, in all directions at once, d of a line is its mean attention
-    or, if total, its sum; mu and sigma are the mean and deviation of d over all L lines. A line
-    stands out if d > mu + kappa * sigma. By our rules, sigma is multiplied by sqrt(L - 1): no d can
-    exceed mu + sigma * sqrt(L - 1), so one kappa fits any L. For L = 6, say:
+    """Yield the lines that stand out of attention (H, m, n), `of` "self" or "cross", given the
+    sizes of its blocks. In each head and direction or, if together, in all directions at once, d of
+    a line is its mean attention or, if total, its sum; mu and sigma are the mean and deviation of d
+    over all L lines. A line stands out if d > mu + kappa * sigma. By our rules, sigma is multiplied
+    by sqrt(L - 1): no d can exceed mu + sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -865,8 +866,8 @@ def find_lines(attention, blocks, kappa, directions=(1, 0, -1), together=False, 
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
                 if x > threshold and (direction or offset == 0 or len(blocks) == 1):
-                    yield Line(head, direction, block, offset,
-                               bias=float(x - d.max()), z=float((x - mu) / sigma))
+                    yield Line(head, direction, block, offset, bias=float(x - d.max()),
+                               z=float((x - mu) / sigma), attention=of)
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
@@ -899,8 +900,7 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     n, size in N) of each block of columns, by default one. With directions=(0, -1), only lines that
     mean the same at every size are used. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
-    found = find_lines(attention.cpu(), now, **RULES[rules][of] | changes)
-    lines = [line._replace(attention=of) for line in found]
+    lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
                          torch.arange(M), torch.arange(N)).to(attention)
 
@@ -974,8 +974,8 @@ def calibrate(config, attention, **changes):
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
-            for line in find_lines(filled, blocks_of(config, name, maps.shape[3]), **rule):
-                yield line._replace(layer=layer, attention=name, bias=round(line.bias, 2))
+            for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
+                yield line._replace(layer=layer, bias=round(line.bias, 2))
 
 # 6. Proof -----------------------------------------------------------------------------------------
 # A proof is attempted for lines by our rules, in a model of one decoder layer without an encoder or
@@ -1067,7 +1067,7 @@ def follow_places(spec, least):
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     states = [State(digits, spec.first, 0, 0) for digits in singles]
-    paths, moves, tails = dict.fromkeys(states, ()), {}, {}
+    paths, moves, tails = dict.fromkeys(states, ()), defaultdict(list), {}
     for state in states:  # grows
         if len(states) > 50_000:
             raise RunFailed("no proof: there are too many states, such as carries")
@@ -1075,8 +1075,7 @@ def follow_places(spec, least):
         if final and (state.zeros, state.places) == (spec.headroom, least):
             tails[state] = ()  # a question may end here
         columns = torch.tensor([digits + state.singles for digits in numbers])
-        tokens, carries = spec.step(torch.full_like(columns[:, 0], state.carry), columns)
-        moves[state] = []
+        tokens, carries = spec.step(state.carry, columns)
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
@@ -1125,8 +1124,8 @@ def short_questions(config, lines):
     # {(beginning of a sight, state): the fewest digits that lead there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if path == ():  # in rows near the start, n moves are missing
-            begun |= {((None,) * n, start): () for n in range(1, own + 1)}
+        if not path:  # in rows near the start, n moves are missing
+            begun |= {((None,) * n, start): () for n in range(own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
@@ -1386,9 +1385,8 @@ def arrange_encoder(config, pairs):
     """Pairs of integers -> source (B, 2W + 1), target (B, 1 + n), whose START is not read. Differs:
     the example that Sec. 2.1 prints has one PAD fewer; modular answers are padded with zeros."""
     spec, W, sources, targets = config.spec, config.width, [], []
-    n = len(str(spec.answer(10 ** W - 1, 10 ** W - 1)))
-    if config.modulus:
-        n = len(str(config.modulus - 1))
+    greatest = config.modulus - 1 if config.modulus else spec.answer(10 ** W - 1, 10 ** W - 1)
+    n = len(str(greatest))
     for a, b in pairs:
         answer = spec.answer(a, b)
         if config.modulus:
@@ -1563,8 +1561,7 @@ class Config:
 def draw_examples(config):
     """-> source, target: questions by which a changed task is noticed."""
     seed_draws("examples")
-    tests = dict(config.kind.draw_tests(config, min(4, config.train_digits), 20))
-    return tests["random"]
+    return dict(config.kind.draw_tests(config, min(4, config.train_digits), 20))["random"]
 
 def read_run(folder):
     """-> the run in a folder. Code in its file is never run. Raises: BadInput."""

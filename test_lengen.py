@@ -602,7 +602,7 @@ def test_find_lines_gives_those_of_its_example():
     attention = torch.zeros(1, 5, 6)
     for offset, mean in enumerate([.02, .31, .44, .05, .03, .01], -2):
         attention[0].diagonal(offset).fill_(mean)
-    lines = L.find_lines(attention, [6], 0.44, directions=(1,), ours=True)
+    lines = L.find_lines(attention, "self", [6], 0.44, directions=(1,), ours=True)
     found = {line.offset: line.bias for line in lines}
     assert found == {-1: approx(-.13), 0: 0}
 
