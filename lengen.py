@@ -34,9 +34,9 @@ run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models):
 and `kind`. By default, a model has one decoder layer, whose cross-attention reads embeddings.
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
-vocabulary, W digits of a number, padded with zeros; attention is m x n in training, M x N at other
-lengths. Place 0 is the digit that a task computes first. `x -> y` means that y is returned for x,
-`Source:` an origin, `Differs:` a departure from it.
+vocabulary, W digits of a number; attention is m x n in training, M x N at other lengths. Place 0 is
+the digit computed first. `x -> y`: y is returned for x. `Source:` an origin, `Differs:` a
+departure.
 
 v1: Duan and Shi 2023, From Interpolation to Extrapolation. v2: its revision by Duan, Shi and Xu
 2024, Attention Bias as an Inductive Bias. Jelassi: Jelassi et al. 2023, Length Generalization in
@@ -282,10 +282,9 @@ def alibi_bias(n_head, T, S):
     return -alibi_slopes(n_head)[:, None, None] * distance
 
 def window_bias(w, T, S, cross=False, step=1):
-    """-> (1, T, S): 0 inside a band, -inf outside. In self-attention, row i sees its own token and
-    the w tokens before it; in cross-attention, place i and the w places to the right of it: with
-    w = 1, row 1 sees `29` of `$0129&`. If two operands are interleaved, a place has `step` = 2
-    columns. Source: v2, App. C.4 and code. Differs: v2's text opens w places on the left, too."""
+    """-> (1, T, S): 0 in a band, -inf outside. Row i sees, in self-attention, itself and w tokens
+    before it; in cross-attention, place i and w places to its right: with w = 1, row 1 sees `29` of
+    `$0129&`. Interleaved operands have `step` = 2 columns a place. Source: v2, App. C.4."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
@@ -360,8 +359,7 @@ METHODS = {  # section 5 adds "abc"
                    scores=rotary, steps_factor=10, defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
-    # At width 61, leading zeros train the positions of 60 digits. Large embeddings and dropout
-    # favor content over position. With 3 layers, a row can use what the one before it saw.
+    # Leading zeros train positions up to 60; large embeddings and dropout favor content.
     "window": Method("sinusoids, a band in the decoder (v2, +w)", sinusoids, banded, window=1,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
@@ -431,8 +429,7 @@ class Transformer(nn.Module):
             self.embedding.weight.data *= math.sqrt(C)
 
     def embed(self, tokens, side):
-        """Tokens (B, T) -> embeddings with positions (B, T, C). Source: v2, App. C.4 (period).
-        Differs: there, a source is counted from its start."""
+        """Tokens (B, T) -> embeddings with positions (B, T, C). Source: v2, App. C.4 (period)."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
             index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
@@ -498,8 +495,7 @@ def draw_exact(base, length, n):
     return digits
 
 def draw_hard(base, length, n):
-    """-> (n, length): n numbers of zeros or of highest digits; in each, a random share of the
-    digits is redrawn. They are hard: carries run far, and operands are short or nearly equal."""
+    """-> (n, length): zeros or highest digits, a random share redrawn, so that carries run far."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
     redrawn = torch.rand(n, length) < torch.rand(n, 1)
     return torch.where(redrawn, torch.randint(base, (n, length)), usual)
@@ -682,9 +678,8 @@ def train(run, model, name, data, windows=None):
             return proof
 
 def numbers_data(config, steps, first_training):
-    """-> Data of an encoder-decoder. Numbers below LIMIT are split 7:1 into training and held-out
-    ones (v2, App. B). The first training begins with mostly small numbers, which teach sooner how
-    places align; its last step draws uniformly, as the sources always do."""
+    """-> Data of numbers below LIMIT, split 7:1 into training and held-out ones (v2, App. B). The
+    first training begins with mostly small numbers, to align places sooner."""
     torch.manual_seed(config.seed)
     training, held_out = map(torch.msort, torch.randperm(LIMIT).split(LIMIT * 7 // 8))
     def batch(step, B=config.batch, pool=training):
@@ -730,8 +725,8 @@ def settle_seq2seq(config):
     least = spec.width
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
-    config.align = scheme.window and len(operands) == 2
-    demand(not scheme.window or (not spec.msd_first and len(operands) < 3),
+    config.align = scheme.bias is banded and len(operands) == 2
+    demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
     # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
     config.lines_alone = scheme.calibrated and config.rules == "ours" and not (
@@ -751,8 +746,7 @@ def draw_tests(config, length, n):
         yield "hard", draw_questions(config, draw_hard, length, n)
 
 def evaluate(model, config):
-    """Test at config.lengths -> {"rows", "seconds"}. A row has the number of exact answers,
-    "correct" of "n", and the accuracy of each digit, "places"."""
+    """Test at config.lengths -> {"rows", "seconds"}. A row's "places": accuracy of each digit."""
     rows, start = [], time.perf_counter()
     for length in config.lengths:
         seed_draws(config.seed, "test", length)
@@ -844,10 +838,9 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         kappa 1.5         d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
-    By our rules, lines of at most half of the rows are left out, as a short mean is high by chance.
-    With several blocks, only a block's first column may be a vertical, as others are different
-    places at different widths; they still count in mu and sigma. Source: v1, Eqs. 1 and 2. Differs:
-    as in the authors' code, d is compared, not d - d_max, which is never positive."""
+    By our rules, lines of at most half of the rows are left out, as short means vary more. With
+    several blocks, verticals are first columns: others are other places at other widths. Source:
+    v1, Eqs. 1, 2. Differs: d is compared, as in the authors' code, not d - d_max."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -894,11 +887,10 @@ RULES = {
 }
 
 def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
-    """For a model of your own, without a proof: attention (H, m, n), averaged over examples but not
-    heads -> bias (H, M, N) of its lines, found by RULES[rules][of] with `changes`. of: "cross" or,
-    for a decoder's attention to its own output, "self"; then add `causal_bias(M)`. blocks: (size in
-    n, size in N) of each block of columns, by default one. With directions=(0, -1), only lines that
-    mean the same at every size are used. Source: v1, Sec. 5, step 2; v2, App. D, step 2."""
+    """For your own model, without a proof: attention (H, m, n), averaged over examples but not
+    heads -> bias (H, M, N) of its lines, by RULES[rules][of] and `changes`. of: "cross" or "self"
+    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns. directions=(0,
+    -1) leaves lines that mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
@@ -1090,7 +1082,7 @@ def follow_places(spec, least):
                 states.append(after)
     while True:  # each pass finds the states one place further from an end
         further = {}
-        for state in moves.keys() - tails.keys():
+        for state in moves.keys() - tails:
             for digits, _, after in moves[state]:
                 if after in tails:
                     further[state] = (digits,) + tails[after]
@@ -1209,20 +1201,19 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
+#     config.values, all options of a run; config.provable, whether there can be a proof
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
-#     train(run, model, name, data, windows) -> the last proof, which ends it if it is "proved"; in
-#         run.parts[name], "curve" lists [step, loss, unseen accuracy]
-#     run.keep(name=part) adds to run.parts and saves it; config.values has all options of a run
+#     train(run, model, name, data, windows) -> the last proof, which ends it if it is "proved"
+#     run.parts[name]["curve"], a list of [step, loss, unseen accuracy]; run.keep saves a part
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
 #         `clash`: two q that look the same to a row but need different tokens; () if there is none
 #     enumerate_windows(config, lines) -> Windows of all questions or, in `why`, why there are none
 
 def drop_lines(config, lines, pool):
-    """-> the lines that a pool of questions needs to avoid clashes. Others are dropped, the weakest
-    first, from all heads at once. The main diagonal of self-attention stays: it only repeats the
-    token before the row, but speeds up training."""
+    """-> the lines that a pool of questions needs to avoid clashes. Others are dropped from all
+    heads, the weakest first; the main diagonal of self-attention stays, to train faster."""
     strongest_first = sorted(lines, key=lambda line: -line.z)
     for path in reversed(dict.fromkeys(line.path for line in strongest_first)):
         fewer = [line for line in lines if line.path != path]
@@ -1234,10 +1225,9 @@ def drop_lines(config, lines, pool):
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
-    """Averaged attention -> kappa, lines, Windows. Kappa falls until the lines that it opens avoid
-    clashes in a pool of questions; lines that are not needed are dropped. Two questions that clash
-    all the same join the pool, and lines are chosen anew. Where there can be no proof, all lines at
-    RULES' kappa are kept. Raises: RunFailed."""
+    """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
+    pool of questions; those not needed are dropped. Two questions that still clash join the pool
+    for another choice. Without a proof, RULES' kappa opens all lines. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1351,8 +1341,7 @@ def learn_pairs(run):
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
 # Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last: places align only at equal length. Differs: modular tasks have
-# no signs of their own.
+# highest digit first, padding last. Differs: modular tasks have no signs of their own.
 
 class EncoderTask(NamedTuple):
     about: str
@@ -1400,13 +1389,9 @@ def draw_integers(config, lengths):
     return [(random.randrange(1, 10 ** length),
              random.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
-def draw_encoder_tests(config, length, n):
-    yield "random", arrange_encoder(config, draw_integers(config, [length] * n))
-
 def encoder_data(config, n_short, n_long, steps):
     """-> Data of n_short first operands, whose second is drawn at each use, and of n_long long
-    questions. The curve tests train_digits and the longest prime_lengths. Differs: the rate warms
-    up; the fast preset draws all short lengths equally often."""
+    questions. Differs: the rate warms up; the fast preset draws all short lengths equally often."""
     def draw_short(digits):
         least = 1
         if config.preset == "fast":
@@ -1489,7 +1474,9 @@ SEQ2SEQ = SimpleNamespace(
                dropout=0.3, width=61, n_encoder=1, n_layer=6, n_head=8, d_model=128))
 ENCODER = SimpleNamespace(
     tasks=ENCODER_TASKS, model=Transformer, settle=settle_encoder, learn=learn_encoder,
-    draw_tests=draw_encoder_tests, activation=nn.GELU, beta=0.999, decay=0.01,
+    draw_tests=lambda config, length, n: [
+        ("random", arrange_encoder(config, draw_integers(config, [length] * n)))],
+    activation=nn.GELU, beta=0.999, decay=0.01,
     defaults=dict(method="rpe-k", lengths=(5, 6, 10), retrain_steps=1000, batch=32, lr=3e-3,
                   clip=None),
     options=TRANSFORMER | dict(
