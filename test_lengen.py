@@ -450,7 +450,7 @@ def test_graphed_step_equals_take_step():
     def losses_of(step, *graphs):
         model = L.new_model(Run(small(), {}, None, device), "model")
         optimizer = L.Optimizer(model, small())
-        return [step(model, optimizer, *graphs, share, *batch) for batch in batches]
+        return [step(model, optimizer, *graphs, share, *batch).item() for batch in batches]
     assert_close(losses_of(L.graphed_step, {}), losses_of(L.take_step))
 
 def test_muon_equals_torchs():
@@ -1215,7 +1215,7 @@ def test_encoder_data_draws_lengths_equally_or_in_the_paper_preset_numbers(prese
 
 @parametrize("model", ["encoder", "universal"])
 def test_encoder_learns_sums_of_single_digits(model):
-    """Right in draw_encoder_tests: guesses would not be."""
+    """Right in its tests: guesses would not be."""
     [row] = rows_of_trained(Config("addition", model, n_encoder=2, train_digits=1, lengths=(1,),
                                    steps=400, width=2))
     assert row["correct"] > 0.98 * row["n"]
