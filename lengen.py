@@ -19,13 +19,13 @@ and a proof:
         t = 2   13   35   29   13    5                       x     0  -.14     x     x
         t = 3   46   24    7    2    1                       0  -.14     x     x     x
 
-3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and at place t - 1
-   (x, 33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines that
-   determines every answer, and continue them to any length as a bias on the attention scores, on
-   the right. The strongest line of a head and direction has 0, another one its mean minus that of
-   the strongest (in these rows, .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers, with this bias in place of positions.
-5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of successor occur in
+3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and, if t > 0, at
+   place t - 1 (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines
+   that determines every answer, and continue them to any length as a bias on the attention scores,
+   on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
+   (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
+4. Retrain on short numbers: this bias replaces positions and, at first, products q k^T.
+5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of these lines occur in
    short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
    by induction: if the tokens before a row are right, the row sees one of these windows.
 
@@ -35,8 +35,7 @@ and `kind`. By default, a model has one decoder layer, whose cross-attention rea
 
 Sizes: B batch, T queries (rows), S keys (columns), H heads, D head width, C = H * D model width, V
 vocabulary, W digits of a number; attention is m x n in training, M x N at other lengths. Place 0 is
-the digit computed first. `x -> y`: y is returned for x. `Source:` an origin, `Differs:` a
-departure.
+computed first. `x -> y`: y is returned for x. `Source:` an origin, `Differs:` a departure from it.
 
 v1: Duan and Shi 2023, From Interpolation to Extrapolation. v2: its revision by Duan, Shi and Xu
 2024, Attention Bias as an Inductive Bias. Jelassi: Jelassi et al. 2023, Length Generalization in
@@ -94,7 +93,7 @@ def seed_draws(*names):
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"  # of questions and answers; PAD is for encoders
-LIMIT = 2 ** 20  # training numbers are below this limit; most have 6 decimal digits
+LIMIT = 2 ** 20  # training numbers are below this limit
 
 def encode(text):
     """A string of VOCAB symbols -> tokens (T,). Raises: ValueError for other symbols."""
@@ -123,7 +122,7 @@ class Task(NamedTuple):
     label: bool = False  # whether the answer is only the digit of the last place computed
     msd_first: bool = False  # whether place 0 is the most significant digit, not the least
     steps: int = 600  # number of steps of the first training
-    retrain_steps: int = 300  # maximum number of steps of retraining
+    retrain_steps: int = 300  # maximum number of steps of the first attempt at retraining
     batch: int = 64
     lr: float = 6e-3
 
@@ -222,8 +221,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
-        T, C), weights (B, H, T, S), also kept. A bias too large for memory is an iterator of
-        pieces: rows (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
+        T, C), weights (B, H, T, S), also kept. A very large bias is an iterator of pieces: rows
+        (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None
@@ -291,8 +290,8 @@ def window_bias(w, T, S, cross=False, step=1):
     return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
-    """How a model knows positions. A part is a function or the class of a module. `bind` gives it
-    its first arguments (left) when the model is built; calls give the rest (middle) -> right:
+    """How a model knows positions. A part is a function or a module class. Columns: part; its
+    arguments when the model is built, by `bind`, and at each call; what a call returns.
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -303,7 +302,7 @@ class Method(NamedTuple):
     position: Callable = None
     bias: Callable = None
     scores: Callable = None
-    n_width: int = 1  # number of widths of training numbers; with one, answers end only there
+    n_width: int = 1  # number of widths in training; with one, END is learned only at that width
     steps_factor: int = 1  # multiplies the task's default number of steps
     defaults: dict = {}  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
@@ -376,7 +375,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm but in the paper preset; an encoder before a decoder has no last norm."""
+    """Differs: pre-norm, save in preset paper; an encoder before a decoder has no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -503,7 +502,7 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated. After ten attempts without any question, each halves length."""
+    is repeated. From the eleventh attempt without a question on, each halves length."""
     spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -829,8 +828,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
     """Yield the lines that stand out of attention (H, m, n), `of` "self" or "cross", given the
     sizes of its blocks. In each head and direction or, if together, in all directions at once, d of
     a line is its mean attention or, if total, its sum; mu and sigma are the mean and deviation of d
-    over all L lines. A line stands out if d > mu + kappa * sigma. By our rules, sigma is multiplied
-    by sqrt(L - 1): no d can exceed mu + sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
+    over all L lines. A line stands out if d > mu + kappa * sigma. By our rules, kappa is a share of
+    sigma * sqrt(L - 1), the most by which d can exceed mu, so one kappa fits any L. For L = 6:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -838,8 +837,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         kappa 1.5         d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
-    By our rules, lines of at most half of the rows are left out, as short means vary more. With
-    several blocks, verticals are first columns: others are other places at other widths. Source:
+    By our rules, lines in at most half of the rows are left out: means of few vary more. With
+    several blocks, only first columns are verticals: others change place with the width. Source:
     v1, Eqs. 1, 2. Differs: d is compared, as in the authors' code, not d - d_max."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
@@ -855,7 +854,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             unit = sigma
             if ours:
                 unit = sigma * math.sqrt(len(d) - 1)
-            # Lines of equal mean differ by rounding, so a little is added to the threshold.
+            # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
                 if x > threshold and (direction or offset == 0 or len(blocks) == 1):
@@ -865,7 +864,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
     cross, the greater bias counts. A row on no line sees column 0 by our rules, every key by others
-    (in the papers, if its whole head is closed). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    (papers: if its head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -889,8 +888,8 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     """For your own model, without a proof: attention (H, m, n), averaged over examples but not
     heads -> bias (H, M, N) of its lines, by RULES[rules][of] and `changes`. of: "cross" or "self"
-    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns. directions=(0,
-    -1) leaves lines that mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
+    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns. With blocks and
+    directions=(0, -1), lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
@@ -923,13 +922,13 @@ class CalibratedBias(nn.Module):
         return lines, self.config.n_head, blocks_of(self.config, attention, S), self.config.rules
 
     def forward(self, layer, attention, T, S):
-        """-> bias (H, T, S) of one attention, "self" or "cross"; None if it is "encoder"."""
+        """-> bias (H, T, S), which the model adds to scores; None if attention is "encoder"."""
         if attention != "encoder":
             parts = self.parts(layer, attention, S)
             return bias_of_lines(*parts, torch.arange(T), torch.arange(S))
 
     def pieces(self, layer, attention, T, S):
-        """By our rules, yield some rows, the keys that they see, and the bias between them."""
+        """For long tests by our rules: yield some rows, the keys that they see, and the bias."""
         parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
@@ -938,7 +937,7 @@ class CalibratedBias(nn.Module):
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
 
-# Numbers of nine widths teach a model to end its answer at any width, not at one position.
+# Numbers of nine widths teach a model to end its answer at any width.
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
                         n_width=9, calibrated=True)  # calibrated: the bias is made of lines
 
@@ -958,7 +957,7 @@ def average_attention(model, source, target):
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
     its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
-    spec.width + 1 rows count, as later ones write zeros; biases have two decimals."""
+    spec.width + 1 rows count; biases have two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -975,20 +974,20 @@ def calibrate(config, attention, **changes):
 # its *window*: the token before it and, for each head, the share of attention that the bias alone
 # gives to each token. Without positions, equal tokens have equal keys and values, so the weight of
 # a token is proportional to exp(its score) times the sum of exp(bias) over the keys that hold it.
-# For `$0129&`, with lines of offsets 0 and -1, which show digit t and digit t - 1:
+# For `$0129&`, with lines of offsets 0 and -1, which show digit t and, on its right, digit t - 1:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
-#     tokens that the lines show        9       2 9     1 2     0 1     $ 0
+#     tokens that the lines show        9       9 2     2 1     1 0     0 $
 #     token that it must write          0       3       1       0       &
 #
 # Without the line of offset -1, row 1 sees only 2 after a 0. So does row 2 of `$0205&`, 205 + 1 =
 # 206, but it must write 2, not 3: these questions *clash*, as no weights can tell them apart.
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
-# each operand and of the answer. They lead from *state* to state: the carry, and all else that
-# later moves depend on. A *sight* is what a row sees of the moves at fixed distances from its own
-# place, here of the one before and of its own. If sights are equal, so are windows:
+# each operand and of the answer. They lead from *state* to state: the carry, and what else later
+# moves depend on. A *sight* is what lines show of the moves at fixed distances, here of the one
+# before a row's own and of its own, plus the digit to write. Equal sights have equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry before its sight      1              1             1             0             0
@@ -997,16 +996,16 @@ def calibrate(config, attention, **changes):
 #
 # `short_questions` builds all sights, move by move: in the middle of a question, as in row 2, from
 # each state that can be reached; near its start, as in row 0, from the first state, after nothing;
-# near its end, as in row 4, until the question can end. Equal sights in the same state continue in
-# the same ways, so only one is followed. Each sight gets a question: the fewest digits to its first
-# state, its own, and the fewest to an end, at the training width or beyond.
+# near its end, as in row 4, cut where the question can end. Equal beginnings that reach one state
+# continue alike, so only one is followed. Each sight gets a question: the fewest digits to where it
+# begins, its own, and the fewest to an end, at the training width or beyond.
 #
-# All this assumes exact arithmetic and numbers that are padded to the training width or more. As
+# All this assumes exact arithmetic and numbers padded with zeros to the training width or more. As
 # floating point rounds, the right token must lead by MARGIN, and rows of drawn questions of up to
 # 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
-MOST_WINDOWS = 2 ** 19  # limit on windows (2 kB of memory each) and on beginnings of sights
+MOST_WINDOWS = 2 ** 19  # limit on sights (a window takes 2 kB) and on beginnings of sights
 NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
             "encoder, and answers of all digits; tested only")
 
@@ -1046,10 +1045,10 @@ def collect_windows(config, lines, questions):
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
     return Windows(bias, seen, read)
 
-class State(NamedTuple):  # zeros and places are counted as far as a question needs them to end
+class State(NamedTuple):  # zeros and places tell where a question may end; both are capped
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # number of latest or (msd_first) first places that are zero, up to headroom
+    zeros: int  # zeros just before or (msd_first) at the start, counted up to headroom
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least):
@@ -1091,9 +1090,9 @@ def follow_places(spec, least):
         tails |= further
 
 def shown_by(config, lines):
-    """-> a list over the places around a row, with the indexes of what the row sees of the move
-    there, (*digits, token); and the index of the row's own place in this list. The token that the
-    row must write counts as seen, so that clashes are found. Raises: RunFailed."""
+    """-> a list: for each place around a row, the indexes of what the row sees of the move there,
+    (*digits, token); and the index of its own place in this list. Seen, too: the token before it
+    and, to find clashes, the one that it writes. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1103,25 +1102,25 @@ def shown_by(config, lines):
             shown[offset - 1].add(token)
         elif (attention, direction) == ("cross", forward) and block < n_number:
             shown[offset - spec.msd_first].add(block)
-        elif (direction, offset) != (0, 0):  # a block's first column is always the same
+        elif (direction, offset) != (0, 0):  # a block's first column is the same in all rows
             raise RunFailed("no proof: a line shows different places at different widths")
     return [shown[place] for place in range(min(shown), max(shown) + 1)], -min(shown)
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), of all windows. Raises: RunFailed."""
-    (shown, own), found = shown_by(config, lines), {}  # found: {sight: the digits of a question}
+    (shown, own), found = shown_by(config, lines), {}  # {(singles, sight): a question's digits}
     paths, moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
     # {(beginning of a sight, state): the fewest digits that lead there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if not path:  # in rows near the start, n moves are missing
+        if not path:  # near the start, n of the moves that a row sees are missing
             begun |= {((None,) * n, start): () for n in range(own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # the question can end at the row's place
+        if len(sight) >= own and tails.get(state) == ():  # the question can end after this sight
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1201,7 +1200,7 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     config.values, all options of a run; config.provable, whether there can be a proof
+#     Config(**config.values | changes) -> a config; config.provable, whether there can be a proof
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1221,13 +1220,13 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Some are below 0, as one far stronger line can raise the mean above those that are needed.
+# Below 0, as one far stronger line can raise the mean above those that are needed; -2 opens all.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
     pool of questions; those not needed are dropped. Two questions that still clash join the pool
-    for another choice. Without a proof, RULES' kappa opens all lines. Raises: RunFailed."""
+    for another choice. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1278,7 +1277,8 @@ def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
-    # 1. A vanilla model learns, at one width, so it ends answers only there. It is not tested.
+    # 1. Vanilla learns, at one width, so it ends answers only there. It is not tested; its config
+    # gets a short length, as long ones would be refused.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
@@ -1287,12 +1287,12 @@ def learn_abc(run):
     if "attention" not in parts:
         seed_draws(config.seed, "attention")
         run.keep(attention=average_attention(vanilla, *data.batch(data.steps, 1000)))
-    # 3. A minimal set of lines that determine the answer is chosen, and windows are enumerated.
+    # 3. A small set of lines that determine the answer is chosen, and windows are enumerated.
     kappa, lines, windows = choose_lines(config, parts["attention"])
-    # 4., 5. It is retrained and proved; by other rules, a new model is trained instead.
+    # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head hardly knows which of its lines showed what. A new model has one line per head.
+        # A head mixes up what its lines show, so they are dealt to the heads of a new model.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
@@ -1488,7 +1488,7 @@ ENCODER = SimpleNamespace(
         prime=(number_or_0, 0, "how many of them are long"),
         prime_lengths=(numbers, None, "their lengths, by default the longest tested"),
         finetune=(number, None, "long examples to train on next")),
-    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples; multiplication has --second-digits 3.
+    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples; give multiplication --second-digits 3.
     paper=dict(lengths=(5, 6, 10, 15, 20), samples=10_000, steps=2_343_750, lr=1e-4, dropout=0.1,
                n_encoder=6, n_head=16, d_model=1024))
 PAIRS = SimpleNamespace(

@@ -752,7 +752,7 @@ def test_calibrated_bias_shows_what_the_header_prints():
     assert list(target[:-1]) == printed("token before the row")
     assert list(target[1:]) == printed("token that it must write")
     titled = "  ".join(printed("tokens that the lines show"))
-    assert shown.split() == re.sub(r"(\S) (\S)", r"\1\2", titled).split()
+    assert shown.split() == re.sub(r"(\S) (\S)", r"\2\1", titled).split()
 
 def test_follow_places_takes_the_moves_of_the_printed_walk():
     """Those of the digits 9, 2, 1, 0, if numbers have 4 digits or more."""
