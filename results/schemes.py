@@ -275,7 +275,8 @@ def add_digits(a, b):
     """15, 27 -> "32", the sum without carries. Source: Jelassi, App. A.2."""
     n = max(len(str(a)), len(str(b)))
     places = zip(str(a).zfill(n), str(b).zfill(n))
-    return "".join(str((int(x) + int(y)) % 10) for x, y in places)
+    sums = [int(x) + int(y) for x, y in places]
+    return "".join(str(total % 10) for total in sums)
 
 L.ENCODER_TASKS["elementwise-addition"] = L.EncoderTask(
     "a + b, carries dropped", "+", add_digits, 6000)
