@@ -269,14 +269,14 @@ def draw_pairs(config, B, length, usual=L.draw_pairs):
         target[:, 1:] = ((tokens[:, None] - tokens[:, :, None]).abs() == 1).any(2)
     return source, target
 
-L.draw_pairs, L.PAIRS_TASKS["planted"] = draw_pairs, L.PAIRS_TASKS["consecutive"]
+L.draw_pairs = draw_pairs
+L.PAIRS_TASKS["planted"] = L.PAIRS_TASKS["consecutive"]
 
 def add_digits(a, b):
     """15, 27 -> "32", the sum without carries. Source: Jelassi, App. A.2."""
-    n = max(len(str(a)), len(str(b)))
+    n = len(str(max(a, b)))
     places = zip(str(a).zfill(n), str(b).zfill(n))
-    sums = [int(x) + int(y) for x, y in places]
-    return "".join(str(total % 10) for total in sums)
+    return "".join(str((int(x) + int(y)) % 10) for x, y in places)
 
 L.ENCODER_TASKS["elementwise-addition"] = L.EncoderTask(
     "a + b, carries dropped", "+", add_digits, 6000)
