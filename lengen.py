@@ -24,7 +24,7 @@ and a proof:
    that determines every answer, and continue them to any length as a bias on the attention scores,
    on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers: this bias replaces positions and, at first, products q k^T.
+4. Retrain on short numbers: this bias replaces positions and, in attempt 1, products q k^T.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of these lines occur in
    short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
    by induction: if the tokens before a row are right, the row sees one of these windows.
@@ -221,8 +221,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
-        T, C), weights (B, H, T, S), also kept. A very large bias is an iterator of pieces: rows
-        (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
+        T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator, in order of
+        rows: rows (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.cat(outputs, 1), None
@@ -502,7 +502,7 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated. From the eleventh attempt without a question on, each halves length."""
+    is repeated. If ten attempts find no question, each further one halves length."""
     spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -529,7 +529,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
 
 class Optimizer:
     """Muon for weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
-    others; in the paper preset and without such layers, Adam for all. It can be copied with `muon`,
+    others; in the paper preset or without such layers, only Adam. It can be copied with `muon`,
     math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et al. 2024
     (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015, Loshchilov and Hutter 2019 (Adam)."""
     def __init__(self, model, config):
@@ -727,7 +727,7 @@ def settle_seq2seq(config):
     config.align = scheme.bias is banded and len(operands) == 2
     demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
-    # If lines alone determine what rows see, long biases come in pieces, and there can be a proof.
+    # If lines alone determine what rows see, long biases come in pieces. A proof needs still more.
     config.lines_alone = scheme.calibrated and config.rules == "ours" and not (
         config.n_encoder or scheme.scores)
     config.provable = config.lines_alone and config.n_layer == 1 and not (
@@ -800,7 +800,7 @@ class Line(NamedTuple):
         return self.attention, self.direction, self.block, self.offset
 
 def lines_of(x, direction):
-    """x (m, n), one head and block -> (offset, line) of each; below 0, it begins in a later row."""
+    """x (m, n), one head and block -> (offset, line) of each; offset < 0 begins in a later row."""
     if direction == 0:
         return enumerate(x.unbind(1))
     if direction < 0:
@@ -928,7 +928,7 @@ class CalibratedBias(nn.Module):
             return bias_of_lines(*parts, torch.arange(T), torch.arange(S))
 
     def pieces(self, layer, attention, T, S):
-        """For long tests by our rules: yield some rows, the keys that they see, and the bias."""
+        """For T > 100 by our rules: yield some rows, the keys that they see, and the bias."""
         parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
@@ -974,7 +974,7 @@ def calibrate(config, attention, **changes):
 # its *window*: the token before it and, for each head, the share of attention that the bias alone
 # gives to each token. Without positions, equal tokens have equal keys and values, so the weight of
 # a token is proportional to exp(its score) times the sum of exp(bias) over the keys that hold it.
-# For `$0129&`, with lines of offsets 0 and -1, which show digit t and, on its right, digit t - 1:
+# For `$0129&`, with lines of offsets -1 and 0, which show digits t - 1 and t, in this order:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -985,24 +985,24 @@ def calibrate(config, attention, **changes):
 # 206, but it must write 2, not 3: these questions *clash*, as no weights can tell them apart.
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
-# each operand and of the answer. They lead from *state* to state: the carry, and what else later
-# moves depend on. A *sight* is what lines show of the moves at fixed distances, here of the one
-# before a row's own and of its own, plus the digit to write. Equal sights have equal windows:
+# each operand and of the answer. They lead from *state* to state: the carry, single digits, and
+# what tells where it may end. A *sight* is the digit to write and what lines show of the moves at
+# fixed distances, here of the row's own and of the one before. Equal sights have equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry before its sight      1              1             1             0             0
 #     sees first                  nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
-# `short_questions` builds all sights, move by move: in the middle of a question, as in row 2, from
-# each state that can be reached; near its start, as in row 0, from the first state, after nothing;
-# near its end, as in row 4, cut where the question can end. Equal beginnings that reach one state
-# continue alike, so only one is followed. Each sight gets a question: the fewest digits to where it
-# begins, its own, and the fewest to an end, at the training width or beyond.
+# `short_questions` builds all sights, move by move: from each state that can be reached, as in row
+# 2; from the first state, also after nothing, as in row 0; and cut where the question can end, as
+# in row 4. Equal beginnings that reach one state continue alike, so only one is followed. Each
+# sight gets a question: a shortest way to where it begins, its own moves, and a shortest way to an
+# end, at the least training width or beyond.
 #
-# All this assumes exact arithmetic and numbers padded with zeros to the training width or more. As
-# floating point rounds, the right token must lead by MARGIN, and rows of drawn questions of up to
-# 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
+# All this assumes exact arithmetic and numbers padded with zeros to the least training width or
+# more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
+# of up to 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on sights (a window takes 2 kB) and on beginnings of sights
@@ -1052,9 +1052,9 @@ class State(NamedTuple):  # zeros and places tell where a question may end; both
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least):
-    """Follow all questions of `least` or more places -> paths, {state: the fewest digits to it};
-    moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: the fewest
-    digits from it to the end of a question}, if there is one. Raises: RunFailed."""
+    """Follow all questions of `least` or more places -> paths, {state: the digits of a shortest way
+    to it}; moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: the
+    digits of a shortest way to the end of a question}, if there is one. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     states = [State(digits, spec.first, 0, 0) for digits in singles]
@@ -1091,8 +1091,8 @@ def follow_places(spec, least):
 
 def shown_by(config, lines):
     """-> a list: for each place around a row, the indexes of what the row sees of the move there,
-    (*digits, token); and the index of its own place in this list. Seen, too: the token before it
-    and, to find clashes, the one that it writes. Raises: RunFailed."""
+    (*digits, token); and the index of its own place in this list. The token before it counts, too,
+    and, for clashes, the one that it writes. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1112,15 +1112,15 @@ def short_questions(config, lines):
     paths, moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
-    # {(beginning of a sight, state): the fewest digits that lead there}
+    # {(beginning of a sight, state): digits of a shortest way there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if not path:  # near the start, n of the moves that a row sees are missing
+        if not path:  # near the start, the first n places that a row sees do not exist
             begun |= {((None,) * n, start): () for n in range(own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # the question can end after this sight
+        if len(sight) >= own and tails.get(state) == ():  # it can end at or after the row
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1225,8 +1225,8 @@ KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
-    pool of questions; those not needed are dropped. Two questions that still clash join the pool
-    for another choice. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
+    pool of questions; those not needed are dropped. A clash found later joins the pool, and the
+    same kappa is tried again. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1292,7 +1292,7 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head mixes up what its lines show, so they are dealt to the heads of a new model.
+        # A head mixes up what its lines show, so a new model has them in different heads.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
