@@ -169,7 +169,7 @@ def arrange(spec, digits, align=False):
     if spec.label:
         answer = answer[:, -1:]
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))
-    target = torch.cat([start, answer, end], 1)
+    target = torch.hstack([start, answer, end])
     if not spec.msd_first:  # questions always start with the most significant digit
         digits = digits.flip(1)
     parts = [start]
@@ -179,7 +179,7 @@ def arrange(spec, digits, align=False):
         for operand, x in zip(spec.operands, digits.unbind(2)):
             parts += [x if operand == "number" else x[:, :1], sign]
         parts[-1] = end  # no sign after the last operand
-    return torch.cat(parts, 1)[valid], target[valid]
+    return torch.hstack(parts)[valid], target[valid]
 
 def example(task, *operands, width=1, align=False):
     """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
@@ -224,8 +224,9 @@ class MultiHeadAttention(nn.Module):
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator, in order of
         rows: rows (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
         if isinstance(bias, Iterator):
-            outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
-            return torch.cat(outputs, 1), None
+            with x.device:  # on which the iterator makes its pieces
+                outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
+            return torch.hstack(outputs), None
         projected = self.q(x), self.k(memory), self.v(memory)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for y in projected)
         scores = self.scores(q, k) if self.scores else q @ k.mT  # (B, H, T, S)
@@ -431,37 +432,37 @@ class Transformer(nn.Module):
         """Tokens (B, T) -> embeddings with positions (B, T, C). Source: v2, App. C.4 (period)."""
         x = self.embedding(tokens.to(self.embedding.weight.device))
         if self.position:
-            index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
-            if period:
-                if side == "source":
-                    index = index.flip(0)
-                index = index % period
-            x = x + self.position(side, index)
+            with x.device:
+                index, period = torch.arange(tokens.shape[1]), self.config.scheme.period
+                if period:
+                    if side == "source":
+                        index = index.flip(0)
+                    index = index % period
+                x = x + self.position(side, index)
         return self.dropout(x)
 
     def bias_of(self, layer, attention, T, S):
         """-> bias (1 or H, T, S) or None, causal in self-attention; in long tests, in pieces."""
-        if self.config.lines_alone and T > 100 and not self.training:
-            return self.bias.pieces(layer, attention, T, S)
-        bias = self.bias and self.bias(layer, attention, T, S)
-        if attention == "self":
-            causal = causal_bias(T)
-            return causal if bias is None else causal + bias
-        return bias
+        with self.head.weight.device:
+            if self.config.lines_alone and T > 100 and not self.training:
+                return self.bias.pieces(layer, attention, T, S)
+            bias = self.bias and self.bias(layer, attention, T, S)
+            if attention == "self":
+                causal = causal_bias(T)
+                return causal if bias is None else causal + bias
+            return bias
 
     def forward(self, source, target):
         """source (B, S), target (B, T) -> logits (B, T, V). With no decoder, target only sets T."""
-        S, T = source.shape[1], target.shape[1]
-        with self.head.weight.device:  # on which positions and biases are made
-            memory = self.embed(source, "source")
-            for n, layer in enumerate(self.encoder):
-                memory = layer(memory, self.bias_of(n, "encoder", S, S))
-            x = memory[:, :T]
-            if self.decoder:
-                x = self.embed(target, "target")
-            for n, layer in enumerate(self.decoder):
-                x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
-            return self.head(self.norm(x))
+        memory, S, T = self.embed(source, "source"), source.shape[1], target.shape[1]
+        for n, layer in enumerate(self.encoder):
+            memory = layer(memory, self.bias_of(n, "encoder", S, S))
+        x = memory[:, :T]
+        if self.decoder:
+            x = self.embed(target, "target")
+        for n, layer in enumerate(self.decoder):
+            x = layer(x, self.bias_of(n, "self", T, T), memory, self.bias_of(n, "cross", T, S))
+        return self.head(self.norm(x))
 
 @torch.no_grad()
 def right_tokens(model, source, target):
@@ -518,13 +519,13 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        found.append(torch.cat([source, target], 1))
-        rows = torch.cat(found)
+        rows = torch.cat(found + [torch.hstack([source, target])])
         if distinct:
             indexes = {tuple(row): index for index, row in enumerate(rows.tolist())}
             rows = rows[list(indexes.values())]
         if len(rows) >= n:
             break
+        found = [rows]
     return rows[:n].tensor_split([source.shape[1]], 1)
 
 class Optimizer:
@@ -924,15 +925,13 @@ class CalibratedBias(nn.Module):
     def forward(self, layer, attention, T, S):
         """-> bias (H, T, S), which the model adds to scores; None if attention is "encoder"."""
         if attention != "encoder":
-            parts = self.parts(layer, attention, S)
-            return bias_of_lines(*parts, torch.arange(T), torch.arange(S))
+            return bias_of_lines(*self.parts(layer, attention, S), torch.arange(T), torch.arange(S))
 
     def pieces(self, layer, attention, T, S):
         """For T > 100 by our rules: yield some rows, the keys that they see, and the bias."""
         parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
         lines, _, blocks, _ = parts
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
-            # Rows on no line see column 0.
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
             yield rows, keys, bias_of_lines(*parts, rows, keys)
@@ -1277,8 +1276,7 @@ def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
-    # 1. Vanilla learns, at one width, so it ends answers only there. It is not tested; its config
-    # gets a short length, as long ones would be refused.
+    # 1. Vanilla learns, at one width, so it ends answers only there. It is not tested.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
@@ -1572,8 +1570,8 @@ def build(run):
     model = new_model(run, "model").eval()
     model.load_state_dict(part["weights"])
     logits = model(source, target[:, :-1]).detach().cpu()
-    kept = part.setdefault("logits", logits)
-    demand(torch.allclose(kept, logits, atol=0.01), "its method has changed")
+    demand(torch.allclose(part.setdefault("logits", logits), logits, atol=0.01),
+           "its method has changed")
     return model
 
 def load(folder):
