@@ -529,8 +529,8 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     return rows[:n].tensor_split([source.shape[1]], 1)
 
 class Optimizer:
-    """Muon for weight matrices of encoder and decoder layers, Adam at a quarter of the rate for
-    others; in the paper preset or without such layers, only Adam. It can be copied with `muon`,
+    """Muon for matrices of encoder and decoder layers; Adam, with decay, at a quarter of the rate
+    for others; in the paper preset or without such layers, only Adam. It can be copied with `muon`,
     math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et al. 2024
     (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015, Loshchilov and Hutter 2019 (Adam)."""
     def __init__(self, model, config):
@@ -865,7 +865,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
     cross, the greater bias counts. A row on no line sees column 0 by our rules, every key by others
-    (papers: if its head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    (in the papers, only if the head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -989,15 +989,15 @@ def calibrate(config, attention, **changes):
 # fixed distances, here of the row's own and of the one before. Equal sights have equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry before its sight      1              1             1             0             0
+#     carry at its start          1              1             1             0             0
 #     sees first                  nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
 #
-# `short_questions` builds all sights, move by move: from each state that can be reached, as in row
-# 2; from the first state, also after nothing, as in row 0; and cut where the question can end, as
-# in row 4. Equal beginnings that reach one state continue alike, so only one is followed. Each
-# sight gets a question: a shortest way to where it begins, its own moves, and a shortest way to an
-# end, at the least training width or beyond.
+# `short_questions` builds all sights, move by move: from each state that can be reached (row 2);
+# from the first state, also after missing moves (row 0); and cut where the question can end (row
+# 4). Equal partial sights that reach one state continue alike, so only one is followed. Each sight
+# gets a question: a shortest way to where it begins, its own moves, and a shortest way to an end,
+# at the least training width or beyond.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1089,9 +1089,9 @@ def follow_places(spec, least):
         tails |= further
 
 def shown_by(config, lines):
-    """-> a list: for each place around a row, the indexes of what the row sees of the move there,
-    (*digits, token); and the index of its own place in this list. The token before it counts, too,
-    and, for clashes, the one that it writes. Raises: RunFailed."""
+    """-> shown, own: shown[own + p] has the indexes, in a move (*digits, token), of what row t sees
+    of place t + p. The token before it counts, too, and, to find clashes, the one that it writes.
+    Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1107,19 +1107,19 @@ def shown_by(config, lines):
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), of all windows. Raises: RunFailed."""
-    (shown, own), found = shown_by(config, lines), {}  # {(singles, sight): a question's digits}
+    (shown, own), found = shown_by(config, lines), {}  # found: {(singles, sight): digits}
     paths, moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
     # {(beginning of a sight, state): digits of a shortest way there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if not path:  # near the start, the first n places that a row sees do not exist
+        if not path:  # row own - n sees n places before the start
             begun |= {((None,) * n, start): () for n in range(own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # it can end at or after the row
+        if len(sight) >= own and tails.get(state) == ():  # an end can cut the sight here
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1199,7 +1199,7 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     Config(**config.values | changes) -> a config; config.provable, whether there can be a proof
+#     Config(**config.values | changes) -> a config; config.provable: unless NO_PROOF of section 6
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1290,7 +1290,8 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head mixes up what its lines show, so a new model has them in different heads.
+        # A head mixes up what its lines show, so a new model has them in different heads. It is
+        # trained for up to twice as many steps.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
