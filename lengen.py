@@ -284,7 +284,8 @@ def alibi_bias(n_head, T, S):
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 in a band, -inf outside. Row i sees, in self-attention, itself and w tokens
     before it; in cross-attention, place i and w places to its right: with w = 1, row 1 sees `29` of
-    `$0129&`. Interleaved operands have `step` = 2 columns a place. Source: v2, App. C.4."""
+    `$0129&`. Interleaved operands have `step` = 2 columns a place. Source: v2, App. C.4 and code.
+    Differs: v2's text opens w places on the left, too."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
@@ -359,7 +360,7 @@ METHODS = {  # section 5 adds "abc"
                    scores=rotary, steps_factor=10, defaults=dict(lr=3e-3)),
     "rpe-k": Method("relative table for keys", scores=RelativeScores, steps_factor=4),
     "rpe-kq": Method("relative table for keys and queries", scores=RelativeScores, steps_factor=4),
-    # Leading zeros train positions up to 60; large embeddings and dropout favor content.
+    # At width 61, leading zeros train all positions; large embeddings and dropout favor content.
     "window": Method("sinusoids, a band in the decoder (v2, +w)", sinusoids, banded, window=1,
                      steps_factor=3, defaults=dict(width=61, dropout=0.3, n_layer=3),
                      embedding=1.33),
@@ -376,7 +377,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, save in preset paper; an encoder before a decoder has no last norm."""
+    """Differs: pre-norm, except in the paper preset; encoders before decoders have no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -495,7 +496,7 @@ def draw_exact(base, length, n):
     return digits
 
 def draw_hard(base, length, n):
-    """-> (n, length): zeros or highest digits, a random share redrawn, so that carries run far."""
+    """-> (n, length): zeros or highest digits; a random share is redrawn. Carries run far."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
     redrawn = torch.rand(n, length) < torch.rand(n, 1)
     return torch.where(redrawn, torch.randint(base, (n, length)), usual)
@@ -634,7 +635,7 @@ class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
     batch: Callable  # step -> source (B, S), target (B, T + 1)
     rate: Callable  # step -> share of the peak learning rate
-    check: Callable  # model -> list of accuracies on unseen numbers, for the curve
+    check: Callable  # model -> list of accuracies, for the curve
 
 def percent(share):
     return f"{math.floor(1000 * share + 1e-9) / 10:.1f}%"  # rounded down: 100.0% means all
@@ -746,7 +747,7 @@ def draw_tests(config, length, n):
         yield "hard", draw_questions(config, draw_hard, length, n)
 
 def evaluate(model, config):
-    """Test at config.lengths -> {"rows", "seconds"}. A row's "places": accuracy of each digit."""
+    """Test at config.lengths -> {"rows", "seconds"}; "places" has the accuracy of each digit."""
     rows, start = [], time.perf_counter()
     for length in config.lengths:
         seed_draws(config.seed, "test", length)
@@ -1199,7 +1200,7 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     Config(**config.values | changes) -> a config; config.provable: unless NO_PROOF of section 6
+#     Config(**config.values | changes) -> a config; config.provable, whether there can be a proof
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1219,7 +1220,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Below 0, as one far stronger line can raise the mean above those that are needed; -2 opens all.
+# Some are below 0, as one far stronger line can raise the mean above needed ones; -2 opens all.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1514,7 +1515,7 @@ class Config:
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if task in list(kind.tasks)]
         model = model or next(iter(models), None)
-        demand(model in models, f"--task: {task} is not known, or not to --model {model}")
+        demand(model in models, f"--task: {task} is not known, or not to this --model; see --help")
         self.kind, self.n_vocab = KINDS[model], len(VOCAB)
         self.spec, options = self.kind.tasks[task], self.kind.options
         chosen = {}
@@ -1530,7 +1531,7 @@ class Config:
                 raise BadInput(f"--{name.replace('_', '-')}: {task} cannot take {value!r}: "
                                f"{error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
-        values |= self.spec._asdict()
+        values |= self.spec._asdict()  # also what is no option, such as base
         vars(self).update(values | chosen)
         self.scheme = METHODS[self.method]
         if self.kind is SEQ2SEQ:
