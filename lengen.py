@@ -61,22 +61,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-LOG = logging.getLogger("lengen")  # progress, at level INFO
-
-class BadInput(ValueError):
-    """An error that the user can fix. The command prints one line and exits with 2."""
-
-class RunFailed(RuntimeError):
-    """An error that ends a run or a proof. If it ends a run, the command exits with 1."""
-
-def demand(condition, complaint):
-    if not condition:
-        raise BadInput(complaint)
-
-def seed_draws(*names):
-    random.seed(repr(names))
-    torch.manual_seed(random.getrandbits(63))
-
 # 1. Tasks: digits in, tokens out ------------------------------------------------------------------
 # A task computes its answer place by place, as on paper. For 129 + 1:
 #
@@ -89,7 +73,7 @@ def seed_draws(*names):
 # So `$0129&` -> `$0310&`. The token of a digit is its value. Numbers are drawn as digits (B, W),
 # least significant first. `digits` (B, W, n) has those of n operands, in the order of the places; a
 # single digit, as the 7 of `$0123*7&`, is repeated at every place. This section can be copied as it
-# stands, with `demand` and BadInput; it needs itertools, torch, Callable and NamedTuple.
+# stands; it needs itertools, torch, Callable and NamedTuple.
 
 VOCAB = "0123456789+*$&@"
 START, END, PAD = "$&@"  # of questions and answers; PAD is for encoders
@@ -181,22 +165,6 @@ def arrange(spec, digits, align=False):
         parts[-1] = end  # no sign after the last operand
     return torch.hstack(parts)[valid], target[valid]
 
-def example(task, *operands, width=1, align=False):
-    """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
-    to what the longest operand and the headroom need. Raises: BadInput."""
-    spec, digits = TASKS.get(task), []
-    demand(spec and len(operands) == len(spec.operands), f"{task} has no such question")
-    width = max(width, max(map(len, operands)) + spec.headroom)
-    for operand, text in zip(spec.operands, operands):
-        demand(text and set(text) <= set(VOCAB[:spec.base])
-               and (operand == "number" or len(text) == 1),
-               f"{text!r} is not a base-{spec.base} {operand}")
-        digits.append(encode(text.rjust(width, "0" if operand == "number" else text)))
-    digits = torch.stack(digits, 1)[None]
-    source, target = arrange(spec, digits if spec.msd_first else digits.flip(1), align)
-    demand(len(source), f"{spec.about} has no answer of {width} digits")
-    return decode(source[0]), decode(target[0])
-
 # 2. Attention with a bias -------------------------------------------------------------------------
 # This section can be copied as it stands; it needs math, torch, nn and Iterator. A bias is added to
 # the scores: 0 is neutral, and -inf closes a key. `causal_bias` is on torch's default device.
@@ -259,8 +227,8 @@ def rope(x):
 
 def relative_scores(q, table, k=None, S=None):
     """q (B, H, T, D), table (2K + 1, D), k (B, H, S, D) -> unscaled scores (B, H, T, S): q_i . a_ij
-    plus, if k is given, k_j . a_ij; a_ij = table[clip(j - i, -K, K) + K]. Without k, S is given or
-    T. Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
+    plus, given k, k_j . a_ij; a_ij = table[clip(j - i, -K, K) + K]. Without k, S is given or T.
+    Source: Shaw et al. 2018, Eq. 4 (keys); Huang et al. 2020, method 4 (keys and queries)."""
     S, K = S or (q if k is None else k).shape[2], len(table) // 2
     i, j = torch.arange(q.shape[2], device=q.device), torch.arange(S, device=q.device)
     a = F.embedding((j - i[:, None]).clamp(-K, K) + K, table)  # (T, S, D)
@@ -377,7 +345,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, except in the paper preset; encoders before decoders have no last norm."""
+    """Differs: pre-norm, but in the paper preset; encoders before decoders have no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -406,8 +374,8 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """An encoder-decoder. Without encoder layers, the decoder reads the embeddings of the source;
-    without decoder layers, the encoder answers."""
+    """An encoder-decoder. With no encoder, the decoder reads embeddings; with no decoder, the
+    encoder answers."""
     def __init__(self, config, lines=()):  # lines: those of a calibrated method
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
@@ -487,7 +455,62 @@ def generate(model, source, limit):
         target[:, 1:] = tokens
     return target
 
-# 4. Questions, training and tests -----------------------------------------------------------------
+# 4. Options, questions, training, tests -----------------------------------------------------------
+
+LOG = logging.getLogger("lengen")  # progress, at level INFO
+
+class BadInput(ValueError):
+    """An error that the user can fix. The command prints one line and exits with 2."""
+
+class RunFailed(RuntimeError):
+    """An error that ends a run or a proof. If it ends a run, the command exits with 1."""
+
+def demand(condition, complaint):
+    if not condition:
+        raise BadInput(complaint)
+
+def seed_draws(*names):
+    random.seed(repr(names))
+    seed = random.getrandbits(63)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(seed)
+
+def number(value, kind=int, least=1, most=10 ** 9):
+    """7, "7" or NumPy's 7 -> 7. Raises: ValueError for anything else, such as True or 1.5."""
+    x = kind(str(value))
+    demand(least <= x <= most, f"it must be {least} to {most}")  # nan, too
+    return x
+
+def numbers(value):
+    """"6,10" or [6, 10] -> (6, 10). Raises: ValueError."""
+    found = tuple(map(number, value.split(",") if isinstance(value, str) else value))
+    demand(found, "there is none")
+    return found
+
+number_or_0 = functools.partial(number, least=0)
+fraction = functools.partial(number, kind=float, least=0, most=1)
+
+# For each option: a function that reads it, or choices; its default; and help. A default of None
+# is replaced by the task or from other options, or turns the option off.
+COMMON = dict(
+    task=(str, "successor", "what to learn"),
+    model=(str, None, "what learns it: seq2seq, universal, encoder or pairs"),
+    seed=(number_or_0, 0, "seed of all random draws"),
+    lengths=(numbers, (6, 10, 20, 60), "lengths to test, as 6,60,1000"),
+    samples=(number, 1000, "questions for each length"),
+    steps=(number, None, "steps of the first training"),
+    batch=(number, None, "batch size"),
+    lr=(fraction, None, "peak learning rate"),
+    d_model=(number, 64, "width of the model"))
+TRANSFORMER = COMMON | dict(
+    method=(METHODS, "abc", "how the model knows positions"),
+    preset=(("fast", "paper"), "fast", "fast, or paper for the published sizes"),
+    retrain_steps=(number, None, "steps of the first attempt at retraining, or of fine-tuning"),
+    dropout=(fraction, 0.0, "dropout probability"),
+    width=(number, None, "digits of a training number"),
+    n_head=(number, 4, "attention heads"),
+    clip=(number, 16, "largest offset in relative tables"))
 
 def draw_exact(base, length, n):
     """-> (n, length): n numbers of exactly `length` digits. Source: v1, Sec. 3.3."""
@@ -556,8 +579,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, share):
-        """Move the weights by their gradients, which then become zero. share: of the peak rate, a
-        scalar tensor."""
+        """Move the weights by share (), of the peak rate, and set their gradients to zero."""
         self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
@@ -714,6 +736,9 @@ def learn_method(run):
     data = numbers_data(run.config, run.config.steps, first_training=True)
     train(run, new_model(run, "model"), "model", data)
 
+NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
+            "encoder, and answers of all digits; tested only")
+
 def settle_seq2seq(config):
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
     numbers, n_digit = operands.count("number"), VOCAB.index("+")
@@ -758,6 +783,22 @@ def evaluate(model, config):
             rows.append(dict(digits=length, set=name, correct=right.all(1).sum().item(),
                              n=len(right), places=[round(x, 4) for x in places.tolist()]))
     return dict(rows=rows, seconds=round(time.perf_counter() - start, 2))
+
+def example(task, *operands, width=1, align=False):
+    """example("addition", "123", "748", width=4) == ("$0123+0748&", "$1780&"). The width is raised
+    to what the longest operand and the headroom need. Raises: BadInput."""
+    spec, digits = TASKS.get(task), []
+    demand(spec and len(operands) == len(spec.operands), f"{task} has no such question")
+    width = max(width, max(map(len, operands)) + spec.headroom)
+    for operand, text in zip(spec.operands, operands):
+        demand(text and set(text) <= set(VOCAB[:spec.base])
+               and (operand == "number" or len(text) == 1),
+               f"{text!r} is not a base-{spec.base} {operand}")
+        digits.append(encode(text.rjust(width, "0" if operand == "number" else text)))
+    digits = torch.stack(digits, 1)[None]
+    source, target = arrange(spec, digits if spec.msd_first else digits.flip(1), align)
+    demand(len(source), f"{spec.about} has no answer of {width} digits")
+    return decode(source[0]), decode(target[0])
 
 def ask(model, config, question):
     """A question, "123+748" or "123 + 748" -> "871". Raises: BadInput if it is not the task's."""
@@ -810,8 +851,8 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: the line's column in each of these rows (M,)}, -1 where it has none: outside the
-    block or, in self-attention, after the row."""
+    """-> {path: its column in each of these rows (M,)}; -1 outside the block or, in self-attention,
+    after the row."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -968,6 +1009,18 @@ def calibrate(config, attention, **changes):
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
 
+def deal_lines(lines, n_head):
+    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
+    more lines than heads, a head's next line has a third of the weight of the one before."""
+    dealt, count = {}, defaultdict(int)
+    for line in sorted(lines, key=lambda line: -line.z):
+        if line.path not in dealt:
+            turn, head = divmod(count[line.attention], n_head)
+            bias = 0.0 - round(1.1 * turn, 1)  # e^-1.1 is a third
+            dealt[line.path] = line._replace(head=head, bias=bias)
+            count[line.attention] += 1
+    return list(dealt.values())
+
 # 6. Proof -----------------------------------------------------------------------------------------
 # A proof is attempted for lines by our rules, in a model of one decoder layer without an encoder or
 # positions. Row t writes digit t of the answer, the last row END. What it writes depends only on
@@ -997,8 +1050,7 @@ def calibrate(config, attention, **changes):
 # `short_questions` builds all sights, move by move: from each state that can be reached (row 2);
 # from the first state, also after missing moves (row 0); and cut where the question can end (row
 # 4). Equal partial sights that reach one state continue alike, so only one is followed. Each sight
-# gets a question: a shortest way to where it begins, its own moves, and a shortest way to an end,
-# at the least training width or beyond.
+# gets a question: a shortest way to where it begins, its own moves, and a shortest way to an end.
 #
 # All this assumes exact arithmetic and numbers padded with zeros to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1006,8 +1058,6 @@ def calibrate(config, attention, **changes):
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
 MOST_WINDOWS = 2 ** 19  # limit on sights (a window takes 2 kB) and on beginnings of sights
-NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decoder layer, no "
-            "encoder, and answers of all digits; tested only")
 
 class Windows(NamedTuple):
     bias: CalibratedBias  # made of the lines by which rows see; None if there is no list
@@ -1038,8 +1088,8 @@ def collect_windows(config, lines, questions):
                 first, s0, t0, index = seen.setdefault(view.tobytes(), shown)
                 indexes.append(index)
                 if first != token:
-                    why = (f"{decode(s)} and {decode(s0)} look the same to a row that must write "
-                           f"{VOCAB[token]} or {VOCAB[first]}")
+                    why = (f"refuted for any weights: {decode(s)} and {decode(s0)} look the same "
+                           f"to a row that must write {VOCAB[token]} or {VOCAB[first]}")
                     clash = (s[None], t[None]), (s0[None], t0[None])
                     return Windows(bias, seen, read, clash, why)
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
@@ -1052,9 +1102,9 @@ class State(NamedTuple):  # zeros and places tell where a question may end; both
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least):
-    """Follow all questions of `least` or more places -> paths, {state: the digits of a shortest way
-    to it}; moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: the
-    digits of a shortest way to the end of a question}, if there is one. Raises: RunFailed."""
+    """Follow all questions of `least` or more places -> paths, {state: digits of a shortest way to
+    it}; moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: digits
+    of a shortest way to an end of the question}, if there is one. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     states = [State(digits, spec.first, 0, 0) for digits in singles]
@@ -1091,8 +1141,7 @@ def follow_places(spec, least):
 
 def shown_by(config, lines):
     """-> shown, own: shown[own + p] has the indexes, in a move (*digits, token), of what row t sees
-    of place t + p. The token before it counts, too, and, to find clashes, the one that it writes.
-    Raises: RunFailed."""
+    of place t + p; to find clashes, also the token before it and its own. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1133,14 +1182,11 @@ def short_questions(config, lines):
             elif (longer, after) not in begun:
                 begun[longer, after] = path + (digits,)
                 nodes.append((longer, after))
-        too_many = max(len(found), len(begun)) > MOST_WINDOWS
-        if too_many:
-            break
+        if max(len(found), len(begun)) > MOST_WINDOWS:
+            raise RunFailed(f"no proof: more than {MOST_WINDOWS:,} windows; tested only")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
-    if too_many:  # said last, as a clash would say more
-        raise RunFailed(f"no proof: too many windows, by a limit of {MOST_WINDOWS:,}; tested only")
 
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
@@ -1174,8 +1220,7 @@ def prove(model, windows):
     lead of a right token, in logits; "drift", "drift_digits", see `measure_drift`."""
     model.eval()
     if windows.why:
-        refuted = "refuted for any weights: " if windows.clash else ""
-        return dict(proved=False, why=refuted + windows.why)
+        return dict(proved=False, why=windows.why)
     proof = dict(proved=True, why="", windows=len(windows.seen), margin=math.inf)
     known = None
     try:
@@ -1193,14 +1238,13 @@ def prove(model, windows):
         if proof["drift"] >= MARGIN / 10:
             raise RunFailed(f"logits of longer questions drift by {proof['drift']:.1e}")
     except RunFailed as error:
-        why = f"not proved: {error}; more steps, another seed or more heads may help"
-        proof.update(proved=False, why=why)
+        proof |= dict(proved=False, why=f"not proved: {error}; more steps, heads or seeds may help")
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     Config(**config.values | changes) -> a config; config.provable, whether there can be a proof
+#     Config(**values) -> a config; config.provable: whether there can be a proof, as by default
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1225,8 +1269,8 @@ KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
-    pool of questions; those not needed are dropped. A clash found later joins the pool, and the
-    same kappa is tried again. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
+    pool of questions; those not needed are dropped. A clash found later joins the pool, for the
+    same kappa. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1244,27 +1288,14 @@ def choose_lines(config, attention):
             if not windows.clash:
                 return kappa, lines, windows
             pool += windows.clash
-    raise RunFailed(f"no lines determine the answer: {in_pool.why}")
-
-def deal_lines(lines, n_head):
-    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
-    more lines than heads, a head's next line has a third of the weight of the one before."""
-    dealt, count = {}, defaultdict(int)
-    for line in sorted(lines, key=lambda line: -line.z):
-        if line.path not in dealt:
-            turn, head = divmod(count[line.attention], n_head)
-            bias = 0.0 - round(1.1 * turn, 1)  # e^-1.1 is a third
-            dealt[line.path] = line._replace(head=head, bias=bias)
-            count[line.attention] += 1
-    return list(dealt.values())
+    raise RunFailed(f"no lines determine the answer; {in_pool.why}")
 
 def retrain(run, attempt, lines, windows, vanilla=None):
     """Train a model with these lines, from the weights of `vanilla` if it is given -> proof."""
     config, name = run.config, f"attempt {attempt}"
     model = new_model(run, name, lines)
     if vanilla:
-        # Queries and keys are set to zero, and stay so, as the gradient of each is a multiple of
-        # the other. The bias alone determines attention.
+        # Queries and keys become zero and stay so, as the gradient of one has the other as factor.
         model.load_state_dict(vanilla.state_dict(), strict=False)  # which has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
@@ -1291,8 +1322,7 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # there are windows, but not all are right
-        # A head mixes up what its lines show, so a new model has them in different heads. It is
-        # trained for up to twice as many steps.
+        # A head mixes up its lines, so a new model has them in different heads, for more steps.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
@@ -1306,6 +1336,11 @@ def learn_abc(run):
 # no feed-forward part and, by our choice, no positions, norm or residual; draws are uniform.
 
 PAIRS_TASKS = {"consecutive": Task("is a neighbor there?", None, steps=6000, batch=300, lr=1e-3)}
+
+PAIRS_OPTIONS = dict(
+    d_vocab=(number, 16, "number of different integers"),
+    d_head=(number, 32, "width of queries and keys"),
+    dummy=((False, True), False, "put a dummy token at the start"))
 
 def draw_pairs(config, B, length):
     """-> source (B, length), after a token V if config.dummy; target (B, 1 + length): 0, labels."""
@@ -1357,6 +1392,16 @@ ENCODER_TASKS = {
     # 12@*9@@ -> $108@@@, modulo 100 $08
     "multiplication": EncoderTask("a * b, b of few digits", "*", int.__mul__, 10_000, 1),
 }
+
+ENCODER_OPTIONS = dict(
+    n_encoder=(number, None, "encoder layers, or passes through one"),
+    train_digits=(number, 5, "most digits of a training number"),
+    second_digits=(number, None, "most digits of the second operand"),
+    modulus=(number, None, "compute answers modulo this"),
+    examples=(number, 5000, "examples of training"),
+    prime=(number_or_0, 0, "how many of them are long"),
+    prime_lengths=(numbers, None, "their lengths, by default the longest tested"),
+    finetune=(number, None, "long examples to train on next"))
 
 def settle_encoder(config):
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
@@ -1423,43 +1468,7 @@ def learn_encoder(run):
         data = encoder_data(config, 0, config.finetune, config.retrain_steps)
     train(run, model, "model", data)
 
-# 10. Options, checkpoints, command line -----------------------------------------------------------
-
-def number(value, kind=int, least=1, most=10 ** 9):
-    """7, "7" or NumPy's 7 -> 7. Raises: ValueError for anything else, such as True or 1.5."""
-    x = kind(str(value))
-    demand(least <= x <= most, f"it must be {least} to {most}")  # nan, too
-    return x
-
-def numbers(value):
-    """"6,10" or [6, 10] -> (6, 10). Raises: ValueError."""
-    found = tuple(map(number, value.split(",") if isinstance(value, str) else value))
-    demand(found, "there is none")
-    return found
-
-number_or_0 = functools.partial(number, least=0)
-fraction = functools.partial(number, kind=float, least=0, most=1)
-
-# For each option: a function that reads it, or choices; its default; and help. A default of None
-# is replaced by the task or from other options, or turns the option off.
-COMMON = dict(
-    task=(str, "successor", "what to learn"),
-    model=(str, None, "what learns it: seq2seq, universal, encoder or pairs"),
-    seed=(number_or_0, 0, "seed of all random draws"),
-    lengths=(numbers, (6, 10, 20, 60), "lengths to test, as 6,60,1000"),
-    samples=(number, 1000, "questions for each length"),
-    steps=(number, None, "steps of the first training"),
-    batch=(number, None, "batch size"),
-    lr=(fraction, None, "peak learning rate"),
-    d_model=(number, 64, "width of the model"))
-TRANSFORMER = COMMON | dict(
-    method=(METHODS, "abc", "how the model knows positions"),
-    preset=(("fast", "paper"), "fast", "fast, or paper for the published sizes"),
-    retrain_steps=(number, None, "steps of the first attempt at retraining, or of fine-tuning"),
-    dropout=(fraction, 0.0, "dropout probability"),
-    width=(number, None, "digits of a training number"),
-    n_head=(number, 4, "attention heads"),
-    clip=(number, 16, "largest offset in relative tables"))
+# 10. Kinds of models, checkpoints, command line ---------------------------------------------------
 
 # Kinds of models. `defaults` replace those of the options; a task's and a method's own come next.
 SEQ2SEQ = SimpleNamespace(
@@ -1479,15 +1488,7 @@ ENCODER = SimpleNamespace(
     activation=nn.GELU, beta=0.999, decay=0.01,
     defaults=dict(method="rpe-k", lengths=(5, 6, 10), retrain_steps=1000, batch=32, lr=3e-3,
                   clip=None),
-    options=TRANSFORMER | dict(
-        n_encoder=(number, None, "encoder layers, or passes through one"),
-        train_digits=(number, 5, "most digits of a training number"),
-        second_digits=(number, None, "most digits of the second operand"),
-        modulus=(number, None, "compute answers modulo this"),
-        examples=(number, 5000, "examples of training"),
-        prime=(number_or_0, 0, "how many of them are long"),
-        prime_lengths=(numbers, None, "their lengths, by default the longest tested"),
-        finetune=(number, None, "long examples to train on next")),
+    options=TRANSFORMER | ENCODER_OPTIONS,
     # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples; give multiplication --second-digits 3.
     paper=dict(lengths=(5, 6, 10, 15, 20), samples=10_000, steps=2_343_750, lr=1e-4, dropout=0.1,
                n_encoder=6, n_head=16, d_model=1024))
@@ -1496,18 +1497,15 @@ PAIRS = SimpleNamespace(
     draw_tests=lambda config, length, n: [("random", draw_pairs(config, n, length))],
     beta=0.999, decay=0.0,
     defaults=dict(lengths=(5,), samples=10_000, d_model=128),
-    options=COMMON | dict(
-        d_vocab=(number, 16, "number of different integers"),
-        d_head=(number, 32, "width of queries and keys"),
-        dummy=((False, True), False, "put a dummy token at the start")))
+    options=COMMON | PAIRS_OPTIONS)
 # By default, the first kind that has a task learns it. A universal transformer repeats one layer.
 KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 
 class Config:
     """The options of a run as attributes, and its kind, spec and scheme, entries of KINDS, TASKS
-    and METHODS. An option has the last of these values: the default of its kind of model; of the
-    task; of the method of an encoder-decoder; of the paper preset, if chosen; what is given, unless
-    it is None. Raises: BadInput."""
+    and METHODS. An option has the last of these values: the default of its kind; of the task; of an
+    encoder-decoder's method; of the paper preset, if chosen; a given one but None. Raises:
+    BadInput."""
     # Values for kinds that lack these options.
     method, preset, n_layer, n_head, train_digits = "nope", "fast", 0, 1, 4
     lines_alone = provable = False
@@ -1643,17 +1641,14 @@ def make_run(given, source=None, out=None, device="cpu"):
         config, parts, source, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
-    if source and not (source / "result.json").exists():
-        demand(not out, "--out: an unfinished run goes on in its own folder")
-        folder = source
-    else:  # a finished run stays as it is; its model is tested again in a new folder
+    if not source or out or (source / "result.json").exists():  # a finished run stays as it is
         name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
-        folder = Path(out or "runs/" + name.replace("/", "-"))
-        folder.mkdir(parents=True)
-    return Run(config, parts, folder, device)
+        source = Path(out or "runs/" + name.replace("/", "-"))
+        source.mkdir(parents=True)
+    return Run(config, parts, source, device)
 
 def make_parser():
-    """An option of a run that is not given is absent from the parser's result."""
+    """An option of a run that is not given is absent from the result."""
     entries = TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS
     listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
