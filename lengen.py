@@ -24,7 +24,7 @@ and a proof:
    that determines every answer, and continue them to any length as a bias on the attention scores,
    on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers: this bias replaces positions and, in attempt 1, products q k^T.
+4. Retrain on short numbers: this bias replaces positions and, in a first attempt, also q k^T.
 5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of these lines occur in
    short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
    by induction: if the tokens before a row are right, the row sees one of these windows.
@@ -94,8 +94,8 @@ class Task(NamedTuple):
         a - b     total a - b + carry; a borrow is the carry -1
         n // 2    pair (10 * carry + a) // 2, a % 2, with msd_first: `$0129&` -> `$0064&`
 
-    A digit of -1 says that a question has no answer. Nor has one whose final carry is not 0, as for
-    a - b with a < b; but with msd_first or without headroom, the final carry is dropped."""
+    A digit of -1 refuses a question. So does a final carry other than 0, as of a - b for a < b; but
+    with msd_first or without headroom, the final carry is dropped."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # "number" (W digits) or "digit" (one); numbers come first
@@ -120,7 +120,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width, 7 in base 10: answers below LIMIT * 2^headroom fit."""
+        """The least training width, 7 in base 10: base^width >= LIMIT * 2^headroom."""
         return next(n for n in itertools.count(1) if self.base ** n >= LIMIT * 2 ** self.headroom)
 
 def xor(carry, a):
@@ -189,8 +189,8 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
-        T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator, in order of
-        rows: rows (R,), the keys (K,) that they see, bias (H, R, K); weights are then None."""
+        T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
+        (R,), the keys (K,) that they see, bias (H, R, K)); weights are then None."""
         if isinstance(bias, Iterator):
             with x.device:  # on which the iterator makes its pieces
                 outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
@@ -260,8 +260,8 @@ def window_bias(w, T, S, cross=False, step=1):
     return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
-    """How a model knows positions. A part is a function or a module class. Columns: part; its
-    arguments when the model is built, by `bind`, and at each call; what a call returns.
+    """How a model knows positions. A part is a function or a module class. Columns: part; arguments
+    to `bind` it, once for a model; those of each call; what a call returns.
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -277,7 +277,6 @@ class Method(NamedTuple):
     defaults: dict = {}  # default values of other options of a run
     embedding: float = 0.3  # standard deviation of embeddings; small, so that positions stand out
     window: int = 0  # w of `window_bias`, if there is a band
-    calibrated: bool = False  # whether bias is a `CalibratedBias`, which also gets lines
     period: int = 0  # if not 0, index is taken modulo this, in the source from END backward
 
 def bind(part, *given):
@@ -339,9 +338,9 @@ METHODS = {  # section 5 adds "abc"
 }
 
 def make_bias(config, lines=()):
-    """-> bias(layer, attention, T, S) of the method, made of `lines` if it is calibrated."""
-    if config.scheme.calibrated:
-        return config.scheme.bias(config, lines)
+    """-> bias(layer, attention, T, S) of the method; that of ABC is made of `lines`."""
+    if config.scheme.bias is CalibratedBias:  # section 5
+        return CalibratedBias(config, lines)
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
@@ -376,7 +375,7 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """An encoder-decoder. With no encoder, the decoder reads embeddings; with no decoder, the
     encoder answers."""
-    def __init__(self, config, lines=()):  # lines: those of a calibrated method
+    def __init__(self, config, lines=()):  # lines: those of ABC
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
         self.embedding = nn.Embedding(config.n_vocab, C)
@@ -413,7 +412,7 @@ class Transformer(nn.Module):
     def bias_of(self, layer, attention, T, S):
         """-> bias (1 or H, T, S) or None, causal in self-attention; in long tests, in pieces."""
         with self.head.weight.device:
-            if self.config.lines_alone and T > 100 and not self.training:
+            if self.config.provable and T > 100 and not self.training:
                 return self.bias.pieces(layer, attention, T, S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention == "self":
@@ -579,7 +578,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, share):
-        """Move the weights by share (), of the peak rate, and set their gradients to zero."""
+        """Move the weights at `share` () of the peak rate, then set their gradients to zero."""
         self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
@@ -628,7 +627,7 @@ def graphed_step(model, optimizer, graphs, *batch):
         graph.replay()
         return loss
     loss = take_step(model, optimizer, *batch)
-    if batch[0].is_cuda:  # a step like this one is captured, which does not execute it
+    if batch[0].is_cuda:  # the next step of this shape is captured, not executed
         graph, inputs = torch.cuda.CUDAGraph(), [x.cuda() for x in batch]
         with torch.cuda.graph(graph):
             graphs[shape] = graph, inputs, take_step(model, optimizer, *inputs)
@@ -741,9 +740,9 @@ NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decod
 
 def settle_seq2seq(config):
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
-    numbers, n_digit = operands.count("number"), VOCAB.index("+")
+    n_number, n_digit = operands.count("number"), VOCAB.index("+")
     signs = set(VOCAB[n_digit:]) - {START, END, PAD}
-    demand(numbers and set(operands[numbers:]) <= {"digit"} and 1 < spec.base <= n_digit
+    demand(n_number and set(operands[n_number:]) <= {"digit"} and 1 < spec.base <= n_digit
            and 0 <= spec.headroom and (len(operands) == 1 or spec.sign in signs)
            and spec.base ** spec.width <= 2 ** 63,
            f"--task: {config.task} needs numbers, then digits; a small headroom (64 bits); and, "
@@ -754,16 +753,15 @@ def settle_seq2seq(config):
     config.align = scheme.bias is banded and len(operands) == 2
     demand(scheme.bias is not banded or (not spec.msd_first and len(operands) < 3),
            f"--method: {config.method} reads one or two operands, from the last digit on")
-    # If lines alone determine what rows see, long biases come in pieces. A proof needs still more.
-    config.lines_alone = scheme.calibrated and config.rules == "ours" and not (
-        config.n_encoder or scheme.scores)
-    config.provable = config.lines_alone and config.n_layer == 1 and not (
-        scheme.position or spec.label)
-    demand(config.lines_alone or max(config.lengths) <= 2000,
-           "--lengths: more than 2,000 needs ABC by our rules without an encoder")
+    # If provable, lines alone determine what rows see, so a long bias can come in pieces.
+    config.provable = (scheme.bias is CalibratedBias and config.rules == "ours"
+                       and config.n_layer == 1 and not config.n_encoder
+                       and not (scheme.position or scheme.scores or spec.label))
+    demand(config.provable or max(config.lengths) <= 2000,
+           "--lengths: more than 2,000 needs a method that can be proved")
 
 def draw_tests(config, length, n):
-    """Yield "random", (source, target); for the longest length up to 60, also "hard", another."""
+    """Yield name, (source, target): "random" and, for the longest length up to 60, "hard"."""
     if length > 100:
         n = min(n, 200)  # long questions are slow
     yield "random", draw_questions(config, draw_exact, length, n)
@@ -824,8 +822,9 @@ def ask(model, config, question):
 #     attention   direction               what it shows to row t, which writes digit t
 #     self        diagonal (1, 1)         the token at a fixed distance before digit t
 #     cross       vertical (1, 0)         one symbol or single digit, whatever t is
-#     cross       anti-diagonal (1, -1)   place t + offset, if the last digit is place 0
-#     cross       diagonal (1, 1)         place t + offset - 1, if the first is place 0 (msd_first)
+#     cross       anti-diagonal (1, -1)   place t + offset, counted from a number's last digit
+#     cross       diagonal (1, 1)         place t + offset - 1, from its first (msd_first), as
+#                                         column 0 of a block is START or a sign
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -894,9 +893,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
                             means[direction, block, offset] = line.sum() if total else line.mean()
             d = torch.stack(list(means.values()))
             sigma, mu = torch.std_mean(d, correction=0)
-            unit = sigma
-            if ours:
-                unit = sigma * math.sqrt(len(d) - 1)
+            unit = sigma * math.sqrt(len(d) - 1) if ours else sigma
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
@@ -960,27 +957,28 @@ class CalibratedBias(nn.Module):
     def set_extra_state(self, lines):  # called by load_state_dict
         self.lines = [Line(*line) for line in lines]
 
-    def parts(self, layer, attention, S):
+    def arguments(self, layer, attention, S):
         lines = [line for line in self.lines if (line.layer, line.attention) == (layer, attention)]
         return lines, self.config.n_head, blocks_of(self.config, attention, S), self.config.rules
 
     def forward(self, layer, attention, T, S):
         """-> bias (H, T, S), which the model adds to scores; None if attention is "encoder"."""
         if attention != "encoder":
-            return bias_of_lines(*self.parts(layer, attention, S), torch.arange(T), torch.arange(S))
+            given = self.arguments(layer, attention, S)
+            return bias_of_lines(*given, torch.arange(T), torch.arange(S))
 
     def pieces(self, layer, attention, T, S):
-        """For T > 100 by our rules: yield some rows, the keys that they see, and the bias."""
-        parts, all_rows = self.parts(layer, attention, S), torch.arange(T)
-        lines, _, blocks, _ = parts
+        """For T > 100: yield some rows, the keys that they see, and the bias between them."""
+        given, all_rows = self.arguments(layer, attention, S), torch.arange(T)
+        lines, _, blocks, _ = given
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
             keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
-            yield rows, keys, bias_of_lines(*parts, rows, keys)
+            yield rows, keys, bias_of_lines(*given, rows, keys)
 
 # Numbers of nine widths teach a model to end its answer at any width.
 METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias=CalibratedBias,
-                        n_width=9, calibrated=True)  # calibrated: the bias is made of lines
+                        n_width=9)
 
 @torch.no_grad()
 def average_attention(model, source, target):
@@ -997,8 +995,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
-    spec.width + 1 rows count; biases have two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond
+    spec.width + 1, which pad wider numbers, do not count; biases have two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1010,8 +1008,8 @@ def calibrate(config, attention, **changes):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
 
 def deal_lines(lines, n_head):
-    """Deal different lines to the heads, the strongest first, one to each -> lines. If there are
-    more lines than heads, a head's next line has a third of the weight of the one before."""
+    """Deal the different lines of each attention to its heads, the strongest first -> lines. After
+    n_head lines, a head's next one has a third of the weight of the one before."""
     dealt, count = {}, defaultdict(int)
     for line in sorted(lines, key=lambda line: -line.z):
         if line.path not in dealt:
@@ -1039,20 +1037,20 @@ def deal_lines(lines, n_head):
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
-# what tells where it may end. A *sight* is the digit to write and what lines show of the moves at
-# fixed distances, here of the row's own and of the one before. Equal sights have equal windows:
+# what tells where it may end. A *sight* is the token to write, the one before it, and what lines
+# show of the moves at fixed distances, here of the row's own and of the one before:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry at its start          1              1             1             0             0
-#     sees first                  nothing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
-#     sees then                   9 -> 0         2 -> 3        1 -> 1        0 -> 0        (it ends)
+#     carry where it begins       1              1             1             0             0
+#     move t - 1                  missing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
+#     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
-# `short_questions` builds all sights, move by move: from each state that can be reached (row 2);
-# from the first state, also after missing moves (row 0); and cut where the question can end (row
-# 4). Equal partial sights that reach one state continue alike, so only one is followed. Each sight
-# gets a question: a shortest way to where it begins, its own moves, and a shortest way to an end.
+# Equal sights have equal windows. `short_questions` builds all, move by move: from every state that
+# can be reached (rows 1 to 3), from the first after missing moves (row 0), or cut where a question
+# can end (row 4). Equal partial sights that reach one state continue alike, so one is followed. A
+# whole sight gets a question: a shortest way to its beginning, and one from its end to an end.
 #
-# All this assumes exact arithmetic and numbers padded with zeros to the least training width or
+# All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
 # of up to 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
@@ -1140,8 +1138,8 @@ def follow_places(spec, least):
         tails |= further
 
 def shown_by(config, lines):
-    """-> shown, own: shown[own + p] has the indexes, in a move (*digits, token), of what row t sees
-    of place t + p; to find clashes, also the token before it and its own. Raises: RunFailed."""
+    """-> shown, own: of place t + p, row t sees items shown[own + p] of the move (*digits, token).
+    The token to write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1165,11 +1163,11 @@ def short_questions(config, lines):
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
         if not path:  # row own - n sees n places before the start
-            begun |= {((None,) * n, start): () for n in range(own + 1)}
+            begun |= {((None,) * n, start): () for n in range(1, own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # an end can cut the sight here
+        if len(sight) >= own and tails.get(state) == ():  # it can end at row t or later
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1190,9 +1188,9 @@ def short_questions(config, lines):
 
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
+    if not config.provable:
+        return Windows(None, {}, [], why=NO_PROOF)
     try:
-        if not config.provable:
-            raise RunFailed(NO_PROOF)
         return collect_windows(config, lines, short_questions(config, lines))
     except RunFailed as error:
         return Windows(None, {}, [], why=str(error))
@@ -1209,7 +1207,7 @@ def measure_drift(model, windows, logits):
         found = model(source, target[:, :-1]).cpu().flatten(0, 1)
         if None in indexes or not torch.equal(found.argmax(1), target[:, 1:].flatten()):
             raise RunFailed("longer questions are wrong, or show windows that were not listed")
-        if len(found):  # else no question of this length has an answer
+        if len(found):  # else no question was found
             drift = max(drift, (found - logits[indexes]).abs().nan_to_num(1e9).max().item())
             digits = length
     return drift, digits
@@ -1252,7 +1250,7 @@ def prove(model, windows):
 #     run.parts[name]["curve"], a list of [step, loss, unseen accuracy]; run.keep saves a part
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
 #         `clash`: two q that look the same to a row but need different tokens; () if there is none
-#     enumerate_windows(config, lines) -> Windows of all questions or, in `why`, why there are none
+#     enumerate_windows(config, lines) -> Windows of all questions, or `why` they are not known
 
 def drop_lines(config, lines, pool):
     """-> the lines that a pool of questions needs to avoid clashes. Others are dropped from all
@@ -1308,8 +1306,8 @@ def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
-    # 1. Vanilla learns, at one width, so it ends answers only there. It is not tested.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))
+    # 1. Vanilla learns, at one width, so it ends answers only there.
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # not tested
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1435,8 +1433,8 @@ def draw_integers(config, lengths):
              random.randrange(1, 10 ** (config.second_digits or length))) for length in lengths]
 
 def encoder_data(config, n_short, n_long, steps):
-    """-> Data of n_short first operands, whose second is drawn at each use, and of n_long long
-    questions. Differs: the rate warms up; the fast preset draws all short lengths equally often."""
+    """-> Data of n_short operands a, with b drawn at each use, and of n_long long questions.
+    Differs: the rate warms up; the fast preset draws all short lengths equally often."""
     def draw_short(digits):
         least = 1
         if config.preset == "fast":
@@ -1507,8 +1505,7 @@ class Config:
     encoder-decoder's method; of the paper preset, if chosen; a given one but None. Raises:
     BadInput."""
     # Values for kinds that lack these options.
-    method, preset, n_layer, n_head, train_digits = "nope", "fast", 0, 1, 4
-    lines_alone = provable = False
+    method, preset, n_layer, n_head, train_digits, provable = "nope", "fast", 0, 1, 4, False
 
     def __init__(self, task="successor", model=None, **given):
         models = [name for name, kind in KINDS.items() if task in list(kind.tasks)]
@@ -1521,7 +1518,7 @@ class Config:
             if value is None:
                 continue
             try:
-                read, _, _ = options[name]
+                read = options[name][0]
                 if not callable(read):  # choices
                     read = {choice: choice for choice in read}.__getitem__
                 chosen[name] = read(value)
@@ -1611,7 +1608,7 @@ def execute(run, as_json=False):
     LOG.info(f"{config.task}, {config.model}, {config.method}, {run.device}: {run.folder}")
     trained = "proof" in parts
     if not trained:
-        learn = learn_abc if config.scheme.calibrated else config.kind.learn
+        learn = learn_abc if config.scheme.bias is CalibratedBias else config.kind.learn
         parts["proof"] = learn(run) or dict(proved=False, why=NO_PROOF)
     model, proof = build(run), parts["proof"]
     if trained:  # the code, or the file, may have changed since
