@@ -25,9 +25,10 @@ and a proof:
    on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers: this bias replaces positions and, in a first attempt, also q k^T.
-5. Prove. A row now sees only a few tokens, its *window*. All 212 windows of these lines occur in
-   short numbers. Rounding aside, a model that is right on each is right on numbers of any length,
-   by induction: if the tokens before a row are right, the row sees one of these windows.
+5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
+   windows of these lines (10 of row 0, 200 of others, 2 that must write END) occur in short
+   numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
+   induction: if the tokens before a row are right, the row sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -94,8 +95,8 @@ class Task(NamedTuple):
         a - b     total a - b + carry; a borrow is the carry -1
         n // 2    pair (10 * carry + a) // 2, a % 2, with msd_first: `$0129&` -> `$0064&`
 
-    A digit of -1 refuses a question. So does a final carry other than 0, as of a - b for a < b; but
-    with msd_first or without headroom, the final carry is dropped."""
+    An answer's digit of -1 refuses a question. So does a final carry other than 0, as of a - b for
+    a < b; but with msd_first or without headroom, the final carry is dropped."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # "number" (W digits) or "digit" (one); numbers come first
@@ -261,7 +262,7 @@ def window_bias(w, T, S, cross=False, step=1):
 
 class Method(NamedTuple):
     """How a model knows positions. A part is a function or a module class. Columns: part; arguments
-    to `bind` it, once for a model; those of each call; what a call returns.
+    when it is built, by `bind`; those of each call; what a call returns.
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -309,11 +310,11 @@ def rotary(config, attention, q, k):
 class RelativeScores(nn.Module):
     def __init__(self, config, attention):
         super().__init__()
-        D, self.for_queries = config.d_model // config.n_head, config.method == "rpe-kq"
+        D, self.both = config.d_model // config.n_head, config.method == "rpe-kq"
         self.table = nn.Parameter(torch.randn(2 * config.clip + 1, D) / D ** 0.5)
 
     def forward(self, q, k):
-        keys = k if self.for_queries else None
+        keys = k if self.both else None
         return q @ k.mT + relative_scores(q, self.table, keys, k.shape[2])
 
 METHODS = {  # section 5 adds "abc"
@@ -530,7 +531,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
-        if attempt > 9 and not len(rows):
+        if attempt > 9 and not len(found[0]):
             length = (length + 1) // 2
         digits = []
         for operand in spec.operands:
@@ -556,7 +557,7 @@ class Optimizer:
     for others; in the paper preset or without such layers, only Adam. It can be copied with `muon`,
     math, torch and F; config has lr, preset, kind.beta, kind.decay. Source: Jordan et al. 2024
     (Muon), Liu et al. 2025 (its scale), Kingma and Ba 2015, Loshchilov and Hutter 2019 (Adam)."""
-    def __init__(self, model, config):
+    def __init__(self, model, config):  # the model is on its device
         self.config, self.adam_share, together = config, 1.0, {}
         for name, weight in model.named_parameters():
             in_layer = name.startswith(("encoder.", "decoder.")) and name.endswith(".weight")
@@ -654,7 +655,7 @@ class Run(NamedTuple):
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
-    batch: Callable  # step -> source (B, S), target (B, T + 1)
+    batch: Callable  # step, of which draws may depend -> source (B, S), target (B, T + 1)
     rate: Callable  # step -> share of the peak learning rate
     check: Callable  # model -> list of accuracies, for the curve
 
@@ -831,7 +832,7 @@ class Line(NamedTuple):
     head: int
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
-    offset: int  # its column in row 0, from the block's left end, or right end (anti-diagonals)
+    offset: int  # column in row 0, from the block's left, or leftward from its right (if -1)
     bias: float  # d minus the greatest d, see `find_lines`; or as `deal_lines` sets it
     z: float  # (d - mu) / sigma
     layer: int = 0
@@ -871,7 +872,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
     sizes of its blocks. In each head and direction or, if together, in all directions at once, d of
     a line is its mean attention or, if total, its sum; mu and sigma are the mean and deviation of d
     over all L lines. A line stands out if d > mu + kappa * sigma. By our rules, kappa is a share of
-    sigma * sqrt(L - 1), the most by which d can exceed mu, so one kappa fits any L. For L = 6:
+    the most by which d can exceed mu, sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -879,8 +880,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         kappa 1.5         d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
-    By our rules, lines in at most half of the rows are left out: means of few vary more. With
-    several blocks, only first columns are verticals: others change place with the width. Source:
+    By our rules, a line must cross over half of the rows, as means of few cells vary more. With
+    several blocks, only verticals in first columns are yielded: others move with the width. Source:
     v1, Eqs. 1, 2. Differs: d is compared, as in the authors' code, not d - d_max."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
@@ -903,8 +904,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line sees column 0 by our rules, every key by others
-    (in the papers, only if the head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line sees column 0 by our rules, or every key by
+    others (the papers: only in a head without lines). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -929,7 +930,7 @@ def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     """For your own model, without a proof: attention (H, m, n), averaged over examples but not
     heads -> bias (H, M, N) of its lines, by RULES[rules][of] and `changes`. of: "cross" or "self"
     (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns. With blocks and
-    directions=(0, -1), lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
+    directions=(0, -1), cross lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
@@ -995,8 +996,8 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: rows beyond
-    spec.width + 1, which pad wider numbers, do not count; biases have two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
+    spec.width + 1 rows count (later ones pad numbers, unless msd_first); biases are rounded."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1037,8 +1038,8 @@ def deal_lines(lines, n_head):
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
-# what tells where it may end. A *sight* is the token to write, the one before it, and what lines
-# show of the moves at fixed distances, here of the row's own and of the one before:
+# what tells where it may end. A *sight* is what a row's window and its answer show of the moves at
+# fixed distances, here of move t and of the one before:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry where it begins       1              1             1             0             0
@@ -1046,9 +1047,9 @@ def deal_lines(lines, n_head):
 #     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
 # Equal sights have equal windows. `short_questions` builds all, move by move: from every state that
-# can be reached (rows 1 to 3), from the first after missing moves (row 0), or cut where a question
-# can end (row 4). Equal partial sights that reach one state continue alike, so one is followed. A
-# whole sight gets a question: a shortest way to its beginning, and one from its end to an end.
+# can be reached (rows 1 to 3), from the start after missing moves (row 0), or cut where a question
+# can end (row 4). Of partial sights that are equal and reach one state, one is followed, as all
+# continue alike. A sight's question: a shortest way to it, its moves, and a shortest way to an end.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1138,7 +1139,7 @@ def follow_places(spec, least):
         tails |= further
 
 def shown_by(config, lines):
-    """-> shown, own: of place t + p, row t sees items shown[own + p] of the move (*digits, token).
+    """-> shown, own: row t sees, of the move (*digits, token) at place t + p, items shown[own + p].
     The token to write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
@@ -1162,12 +1163,12 @@ def short_questions(config, lines):
     # {(beginning of a sight, state): digits of a shortest way there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if not path:  # row own - n sees n places before the start
+        if not path:  # rows 0 .. own - 1 miss own .. 1 moves
             begun |= {((None,) * n, start): () for n in range(1, own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # it can end at row t or later
+        if len(sight) >= own and tails.get(state) == ():  # row t writes END or looks past it
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1181,7 +1182,7 @@ def short_questions(config, lines):
                 begun[longer, after] = path + (digits,)
                 nodes.append((longer, after))
         if max(len(found), len(begun)) > MOST_WINDOWS:
-            raise RunFailed(f"no proof: more than {MOST_WINDOWS:,} windows; tested only")
+            raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
@@ -1244,9 +1245,9 @@ def prove(model, windows):
 #
 #     Config(**values) -> a config; config.provable: whether there can be a proof, as by default
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
-#     numbers_data(config, steps, first_training) -> data, whose batch(step, n) -> q of training
+#     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
-#     train(run, model, name, data, windows) -> the last proof, which ends it if it is "proved"
+#     train(run, model, name, data, windows) -> the last proof; one that is "proved" ends it
 #     run.parts[name]["curve"], a list of [step, loss, unseen accuracy]; run.keep saves a part
 #     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
 #         `clash`: two q that look the same to a row but need different tokens; () if there is none
@@ -1262,7 +1263,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Some are below 0, as one far stronger line can raise the mean above needed ones; -2 opens all.
+# Some are below 0, as one far stronger line can raise the mean above needed ones; -2 keeps all.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1307,7 +1308,7 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. Vanilla learns, at one width, so it ends answers only there.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # not tested
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # long ones need ABC
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1500,10 +1501,10 @@ PAIRS = SimpleNamespace(
 KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 
 class Config:
-    """The options of a run as attributes, and its kind, spec and scheme, entries of KINDS, TASKS
-    and METHODS. An option has the last of these values: the default of its kind; of the task; of an
-    encoder-decoder's method; of the paper preset, if chosen; a given one but None. Raises:
-    BadInput."""
+    """The options of a run as attributes, and its kind, spec and scheme, entries of KINDS, a table
+    of tasks and METHODS. An option has the last of these values: the default of its kind; of the
+    task; of an encoder-decoder's method; of the paper preset, if chosen; what is given, but None.
+    Raises: BadInput."""
     # Values for kinds that lack these options.
     method, preset, n_layer, n_head, train_digits, provable = "nope", "fast", 0, 1, 4, False
 

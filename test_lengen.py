@@ -922,7 +922,7 @@ def test_short_questions_remember_only_what_one_row_sees(monkeypatch):
 def test_enumerate_windows_ends_at_most_windows(monkeypatch, most, refused):
     """Of successor, there are 212 for these lines."""
     monkeypatch.setattr(L, "MOST_WINDOWS", most)
-    assert (f"more than {most} windows" in windows_of("successor", "0 -1").why) == refused
+    assert (f"too many windows ({most} " in windows_of("successor", "0 -1").why) == refused
 
 @parametrize("msd_first, path", [(False, "cross 1 0 1"), (False, "cross -1 1 -1"),
     (True, "cross -1 0 1"), (False, "cross 0 0 2"), (False, "self -1 0 2")])
