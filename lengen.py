@@ -531,7 +531,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     spec, found = config.spec, []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
-        if attempt > 9 and not len(found[0]):
+        if attempt > 9 and not len(rows):
             length = (length + 1) // 2
         digits = []
         for operand in spec.operands:
@@ -571,7 +571,7 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack(weights).detach()
             grads, mean, square = values.new_zeros(3, *values.shape)
-            # Weights of one shape become views of a stack (n, *shape), which is moved as a whole.
+            # Weights of one shape become views of a stack (n, *shape), which is updated as a whole.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
@@ -628,7 +628,7 @@ def graphed_step(model, optimizer, graphs, *batch):
         graph.replay()
         return loss
     loss = take_step(model, optimizer, *batch)
-    if batch[0].is_cuda:  # the next step of this shape is captured, not executed
+    if batch[0].is_cuda:  # recorded for the next batches of this shape, not executed
         graph, inputs = torch.cuda.CUDAGraph(), [x.cuda() for x in batch]
         with torch.cuda.graph(graph):
             graphs[shape] = graph, inputs, take_step(model, optimizer, *inputs)
@@ -832,7 +832,7 @@ class Line(NamedTuple):
     head: int
     direction: int  # 1 diagonal, 0 vertical, -1 anti-diagonal
     block: int  # index of the block of columns that the line is in
-    offset: int  # column in row 0, from the block's left, or leftward from its right (if -1)
+    offset: int  # column in row 0, from the block's left; if direction is -1, from its right
     bias: float  # d minus the greatest d, see `find_lines`; or as `deal_lines` sets it
     z: float  # (d - mu) / sigma
     layer: int = 0
@@ -869,10 +869,10 @@ def columns_of(lines, rows, blocks):
 def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=False, total=False,
                ours=False):
     """Yield the lines that stand out of attention (H, m, n), `of` "self" or "cross", given the
-    sizes of its blocks. In each head and direction or, if together, in all directions at once, d of
-    a line is its mean attention or, if total, its sum; mu and sigma are the mean and deviation of d
-    over all L lines. A line stands out if d > mu + kappa * sigma. By our rules, kappa is a share of
-    the most by which d can exceed mu, sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
+    sizes of its blocks. d of a line is its mean attention or, if total, its sum; mu and sigma are
+    the mean and deviation of d over the L lines of a head and direction or, if together, of a head.
+    A line stands out if d > mu + kappa * sigma. By our rules, kappa is a share of the most by which
+    d can exceed mu, sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -880,8 +880,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         kappa 1.5         d > .396    offset 0, with bias 0
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
-    By our rules, a line must cross over half of the rows, as means of few cells vary more. With
-    several blocks, only verticals in first columns are yielded: others move with the width. Source:
+    By our rules, only lines in over half of the rows count, as means of few cells vary more. With
+    several blocks, verticals are yielded only in first columns: others move with the width. Source:
     v1, Eqs. 1, 2. Differs: d is compared, as in the authors' code, not d - d_max."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
@@ -904,8 +904,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line sees column 0 by our rules, or every key by
-    others (the papers: only in a head without lines). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, else
+    every key (the papers: only if the head has none). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -997,7 +997,7 @@ def average_attention(model, source, target):
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
     its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
-    spec.width + 1 rows count (later ones pad numbers, unless msd_first); biases are rounded."""
+    spec.width + 1 rows count (all, unless --width is larger); biases have two decimals."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
@@ -1042,7 +1042,7 @@ def deal_lines(lines, n_head):
 # fixed distances, here of move t and of the one before:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry where it begins       1              1             1             0             0
+#     carry at sight's start      1              1             1             0             0
 #     move t - 1                  missing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
@@ -1097,7 +1097,7 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # zeros and places tell where a question may end; both are capped
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # zeros just before or (msd_first) at the start, counted up to headroom
+    zeros: int  # latest run of zeros or, if msd_first, leading zeros; up to headroom
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least):
@@ -1139,7 +1139,7 @@ def follow_places(spec, least):
         tails |= further
 
 def shown_by(config, lines):
-    """-> shown, own: row t sees, of the move (*digits, token) at place t + p, items shown[own + p].
+    """-> shown, own: shown[own + p], the items of move t + p, (*digits, token), that row t sees.
     The token to write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
@@ -1163,7 +1163,7 @@ def short_questions(config, lines):
     # {(beginning of a sight, state): digits of a shortest way there}
     begun = {((), state): path for state, path in paths.items()}
     for start, path in paths.items():
-        if not path:  # rows 0 .. own - 1 miss own .. 1 moves
+        if not path:  # row t < own misses own - t moves
             begun |= {((None,) * n, start): () for n in range(1, own + 1)}
     nodes = list(begun)
     for sight, state in nodes:  # grows
@@ -1243,7 +1243,7 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     Config(**values) -> a config; config.provable: whether there can be a proof, as by default
+#     Config(**values) -> a config; config.provable: whether there can be a proof (default: yes)
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1501,9 +1501,9 @@ PAIRS = SimpleNamespace(
 KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 
 class Config:
-    """The options of a run as attributes, and its kind, spec and scheme, entries of KINDS, a table
-    of tasks and METHODS. An option has the last of these values: the default of its kind; of the
-    task; of an encoder-decoder's method; of the paper preset, if chosen; what is given, but None.
+    """The options of a run as attributes, and its entries of KINDS (kind), METHODS (scheme) and a
+    table of tasks (spec). An option's value is the last of these: its kind's default; the task's;
+    an encoder-decoder's method's; the paper preset's, if chosen; the given one, if not None.
     Raises: BadInput."""
     # Values for kinds that lack these options.
     method, preset, n_layer, n_head, train_digits, provable = "nope", "fast", 0, 1, 4, False
@@ -1561,15 +1561,15 @@ def read_run(folder):
         raise BadInput(f"{str(folder)!r} has no run that can be used: {error!r:.300}") from None
 
 def build(run):
-    """-> the trained model of a run. Raises: BadInput if it answers otherwise than it did then."""
+    """-> the trained model of a run. Raises: BadInput if its logits are no longer those kept."""
     config, part = run.config, run.parts["model"]
     source, target = run.parts["examples"]
     config.n_vocab = len(part["weights"]["embedding.weight"])  # VOCAB may have grown since
     model = new_model(run, "model").eval()
     model.load_state_dict(part["weights"])
     logits = model(source, target[:, :-1]).detach().cpu()
-    demand(torch.allclose(part.setdefault("logits", logits), logits, atol=0.01),
-           "its method has changed")
+    kept = part.setdefault("logits", logits)  # those of the first call
+    demand(torch.allclose(kept, logits, atol=0.01), "its method has changed")
     return model
 
 def load(folder):
