@@ -1128,15 +1128,11 @@ def follow_places(spec, least):
             if after not in paths:
                 paths[after] = paths[state] + (digits,)
                 states.append(after)
-    while True:  # each pass finds the states one place further from an end
-        further = {}
-        for state in moves.keys() - tails:
-            for digits, _, after in moves[state]:
-                if after in tails:
-                    further[state] = (digits,) + tails[after]
-        if not further:
-            return paths, moves, tails
+    # Each pass finds the states that are one place further from an end.
+    while further := {state: (digits,) + tails[after] for state in moves.keys() - tails
+                      for digits, _, after in moves[state] if after in tails}:
         tails |= further
+    return paths, moves, tails
 
 def shown_by(config, lines):
     """-> shown, own: shown[own + p], the items of move t + p, (*digits, token), that row t sees.
@@ -1181,11 +1177,14 @@ def short_questions(config, lines):
             elif (longer, after) not in begun:
                 begun[longer, after] = path + (digits,)
                 nodes.append((longer, after))
-        if max(len(found), len(begun)) > MOST_WINDOWS:
-            raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
+        too_many = max(len(found), len(begun)) > MOST_WINDOWS
+        if too_many:
+            break
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
+    if too_many:  # said last, as a clash would say more
+        raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
 
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
