@@ -24,7 +24,7 @@ and a proof:
    that determines every answer, and continue them to any length as a bias on the attention scores,
    on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers: this bias replaces positions and, in a first attempt, also q k^T.
+4. Retrain on short numbers, by this bias, not positions; a first attempt keeps q and k at 0.
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
    windows of these lines (10 of row 0, 200 of others, 2 that must write END) occur in short
    numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
@@ -257,12 +257,12 @@ def window_bias(w, T, S, cross=False, step=1):
     Differs: v2's text opens w places on the left, too."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
-        seen = (S - 2 - seen) // step  # the place of the digit in each column; END counts as -1
+        seen = (S - 2 - seen) // step  # now the place in each column; END counts as -1
     return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
-    """How a model knows positions. A part is a function or a module class. Columns: part; arguments
-    when it is built, by `bind`; those of each call; what a call returns.
+    """How a model knows positions. A part is a function or a module class. Columns: part; what
+    `bind` gives it, once; arguments of each call; what a call returns.
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -345,7 +345,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, but in the paper preset; encoders before decoders have no last norm."""
+    """Differs: pre-norm, not in the paper preset; encoders before decoders have no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -444,8 +444,8 @@ def right_tokens(model, source, target):
 
 @torch.no_grad()
 def generate(model, source, limit):
-    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Passes predict every
-    token from those before it until none changes; after k passes, the first k are final."""
+    """Greedy decoding: source (B, S) -> target (B, limit + 1), START first. Each pass predicts all
+    tokens from those before them, until none changes; pass k makes token k final."""
     model.eval()
     target = encode(START).repeat(len(source), limit + 1)
     for _ in range(limit):
@@ -571,7 +571,7 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack(weights).detach()
             grads, mean, square = values.new_zeros(3, *values.shape)
-            # Weights of one shape become views of a stack (n, *shape), which is updated as a whole.
+            # Weights and gradients become views of stacks (n, *shape), each updated as a whole.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
@@ -655,7 +655,7 @@ class Run(NamedTuple):
 
 class Data(NamedTuple):
     steps: int  # maximum number of steps of a training
-    batch: Callable  # step, of which draws may depend -> source (B, S), target (B, T + 1)
+    batch: Callable  # step, on which draws may depend -> source (B, S), target (B, T + 1)
     rate: Callable  # step -> share of the peak learning rate
     check: Callable  # model -> list of accuracies, for the curve
 
@@ -709,8 +709,8 @@ def numbers_data(config, steps, first_training):
         """-> up to B questions of one training width. Raises: BadInput if there are none."""
         power = 6 - 5 * step / steps if first_training else 1.0  # at 1, draws are uniform
         def draw(base, length, n):
-            place = torch.rand(n) ** power  # at 6, mostly near 0
-            number = pool[(len(pool) * place).long()]  # pools are sorted, small numbers first
+            share = torch.rand(n) ** power  # at 6, mostly near 0
+            number = pool[(len(pool) * share).long()]  # pools are sorted, small numbers first
             return number[:, None] // base ** torch.arange(length) % base
         width = config.widths[torch.randint(len(config.widths), ())]
         source, target = draw_questions(config, draw, config.spec.width, B, width, distinct=False)
@@ -871,8 +871,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
     """Yield the lines that stand out of attention (H, m, n), `of` "self" or "cross", given the
     sizes of its blocks. d of a line is its mean attention or, if total, its sum; mu and sigma are
     the mean and deviation of d over the L lines of a head and direction or, if together, of a head.
-    A line stands out if d > mu + kappa * sigma. By our rules, kappa is a share of the most by which
-    d can exceed mu, sigma * sqrt(L - 1), so one kappa fits any L. For L = 6:
+    A line stands out if d > mu + kappa * sigma. By our rules, sigma * sqrt(L - 1), the most by
+    which d can exceed mu, replaces sigma, so one kappa fits any L. For L = 6:
 
         offset     -2    -1     0     1     2     3       mu = .143, sigma = .168
         d         .02   .31   .44   .05   .03   .01       sigma * sqrt(5) = .377
@@ -904,8 +904,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, else
-    every key (the papers: only if the head has none). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, by others
+    every key (papers: if the head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1021,8 +1021,8 @@ def deal_lines(lines, n_head):
     return list(dealt.values())
 
 # 6. Proof -----------------------------------------------------------------------------------------
-# A proof is attempted for lines by our rules, in a model of one decoder layer without an encoder or
-# positions. Row t writes digit t of the answer, the last row END. What it writes depends only on
+# A proof is attempted for lines by our rules, in one decoder layer without an encoder, positions or
+# other scores. Row t writes digit t of the answer, the last row END. What it writes depends only on
 # its *window*: the token before it and, for each head, the share of attention that the bias alone
 # gives to each token. Without positions, equal tokens have equal keys and values, so the weight of
 # a token is proportional to exp(its score) times the sum of exp(bias) over the keys that hold it.
@@ -1042,14 +1042,14 @@ def deal_lines(lines, n_head):
 # fixed distances, here of move t and of the one before:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry at sight's start      1              1             1             0             0
+#     carry before it, unseen     1              1             1             0             0
 #     move t - 1                  missing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
-# Equal sights have equal windows. `short_questions` builds all, move by move: from every state that
-# can be reached (rows 1 to 3), from the start after missing moves (row 0), or cut where a question
-# can end (row 4). Of partial sights that are equal and reach one state, one is followed, as all
-# continue alike. A sight's question: a shortest way to it, its moves, and a shortest way to an end.
+# Equal sights, of equal single digits, have equal windows. `short_questions` builds all sights:
+# from every state that can be reached (rows 1 to 3) or, after missing moves, from the start (row
+# 0); some are cut where a question can end (row 4). Of equal partial sights that reach one state,
+# one is followed, as all continue alike. A sight's question adds shortest ways to it and to an end.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1094,7 +1094,7 @@ def collect_windows(config, lines, questions):
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
     return Windows(bias, seen, read)
 
-class State(NamedTuple):  # zeros and places tell where a question may end; both are capped
+class State(NamedTuple):  # a question may end only if zeros and places are at their caps
     singles: tuple  # the single digits, the same at every place
     carry: int
     zeros: int  # latest run of zeros or, if msd_first, leading zeros; up to headroom
@@ -1135,8 +1135,8 @@ def follow_places(spec, least):
     return paths, moves, tails
 
 def shown_by(config, lines):
-    """-> shown, own: shown[own + p], the items of move t + p, (*digits, token), that row t sees.
-    The token to write counts as seen, so that clashes are found. Raises: RunFailed."""
+    """-> shown, own: row t sees items shown[own + p] (indexes) of move t + p, (*digits, token). The
+    token to write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
     forward = 1 if spec.msd_first else -1
@@ -1164,7 +1164,7 @@ def short_questions(config, lines):
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # row t writes END or looks past it
+        if len(sight) >= own and tails.get(state) == ():  # the end is at row t or after it
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1294,7 +1294,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     model = new_model(run, name, lines)
     if vanilla:
         # Queries and keys become zero and stay so, as the gradient of one has the other as factor.
-        model.load_state_dict(vanilla.state_dict(), strict=False)  # which has no lines
+        model.load_state_dict(vanilla.state_dict(), strict=False)  # as it has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
                 nn.init.zeros_(weight)
@@ -1307,7 +1307,7 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. Vanilla learns, at one width, so it ends answers only there.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # long ones need ABC
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # > 2,000 needs ABC
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1319,7 +1319,7 @@ def learn_abc(run):
     kappa, lines, windows = choose_lines(config, parts["attention"])
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
-    if not (proof["proved"] or windows.why):  # there are windows, but not all are right
+    if not (proof["proved"] or windows.why):  # windows are known, but the proof failed
         # A head mixes up its lines, so a new model has them in different heads, for more steps.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
@@ -1405,7 +1405,7 @@ def settle_encoder(config):
     config.prime_lengths = config.prime_lengths or (max(config.lengths),)
     needed = max(*config.lengths, *config.prime_lengths, config.train_digits,
                  config.second_digits or 1, len(str(config.modulus or 1)) // 2)
-    # Differs: PAD follows even the longest tested numbers, as in training.
+    # Differs: in the fast preset, PAD follows even the longest tested numbers, as in training.
     config.width = config.width or needed + 2 * (config.preset == "fast")
     config.clip = config.clip or 2 * config.width
     demand(needed <= config.width <= 2000, f"--width must be {needed} to 2,000 here")
@@ -1500,10 +1500,9 @@ PAIRS = SimpleNamespace(
 KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 
 class Config:
-    """The options of a run as attributes, and its entries of KINDS (kind), METHODS (scheme) and a
-    table of tasks (spec). An option's value is the last of these: its kind's default; the task's;
-    an encoder-decoder's method's; the paper preset's, if chosen; the given one, if not None.
-    Raises: BadInput."""
+    """The options of a run as attributes, and its kind, scheme and spec, entries of KINDS, METHODS
+    and a table of tasks. An option's value is the last of these: its kind's default; the task's;
+    the method's, if seq2seq; the paper preset's, if chosen; the given one. Raises: BadInput."""
     # Values for kinds that lack these options.
     method, preset, n_layer, n_head, train_digits, provable = "nope", "fast", 0, 1, 4, False
 
