@@ -374,8 +374,7 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """An encoder-decoder. With no encoder, the decoder reads embeddings; with no decoder, the
-    encoder answers."""
+    """Without an encoder, the decoder reads embeddings; without a decoder, the encoder answers."""
     def __init__(self, config, lines=()):  # lines: those of ABC
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
@@ -851,8 +850,7 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: its column in each of these rows (M,)}; -1 outside the block or, in self-attention,
-    after the row."""
+    """-> {path: column in each row (M,)}; -1 outside the block or, in "self", after the row."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -1469,6 +1467,7 @@ def learn_encoder(run):
 # 10. Kinds of models, checkpoints, command line ---------------------------------------------------
 
 # Kinds of models. `defaults` replace those of the options; a task's and a method's own come next.
+# `paper` has the published values: v2, App. B, D and code; Jelassi, Sec. 2.2.
 SEQ2SEQ = SimpleNamespace(
     tasks=TASKS, model=Transformer, settle=settle_seq2seq, learn=learn_method,
     draw_tests=draw_tests, activation=nn.ReLU, beta=0.98, decay=0.0, defaults={},
@@ -1476,7 +1475,6 @@ SEQ2SEQ = SimpleNamespace(
         rules=(RULES, "ours", "which choose the lines of ABC: ours, v1, v2 or code"),
         n_encoder=(number_or_0, 0, "encoder layers, or passes through one"),
         n_layer=(number, 1, "decoder layers")),
-    # From v2, App. B and D; batch, steps and width from its code; retrain_steps is steps / 10.
     paper=dict(rules="v2", samples=10_000, steps=460_000, retrain_steps=46_000, batch=512, lr=1e-5,
                dropout=0.3, width=61, n_encoder=1, n_layer=6, n_head=8, d_model=128))
 ENCODER = SimpleNamespace(
@@ -1487,7 +1485,6 @@ ENCODER = SimpleNamespace(
     defaults=dict(method="rpe-k", lengths=(5, 6, 10), retrain_steps=1000, batch=32, lr=3e-3,
                   clip=None),
     options=TRANSFORMER | ENCODER_OPTIONS,
-    # Jelassi, Sec. 2.2: 15,000 epochs of 5,000 examples; give multiplication --second-digits 3.
     paper=dict(lengths=(5, 6, 10, 15, 20), samples=10_000, steps=2_343_750, lr=1e-4, dropout=0.1,
                n_encoder=6, n_head=16, d_model=1024))
 PAIRS = SimpleNamespace(
