@@ -26,7 +26,7 @@ and a proof:
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, by this bias, not positions; a first attempt keeps q and k at 0.
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
-   windows of these lines (10 of row 0, 200 of others, 2 that must write END) occur in short
+   windows of these lines (row 0: 10; others: 10 * 10 * 2 carries; END: 2) occur in short
    numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
    induction: if the tokens before a row are right, the row sees one of these windows.
 
@@ -345,7 +345,7 @@ def make_bias(config, lines=()):
     return bind(config.scheme.bias, config)
 
 class Layer(nn.Module):
-    """Differs: pre-norm, not in the paper preset; encoders before decoders have no last norm."""
+    """Differs: post-norm only in the paper preset; encoders before decoders have no last norm."""
     def __init__(self, config, cross):
         super().__init__()
         C = config.d_model
@@ -823,8 +823,8 @@ def ask(model, config, question):
 #     self        diagonal (1, 1)         the token at a fixed distance before digit t
 #     cross       vertical (1, 0)         one symbol or single digit, whatever t is
 #     cross       anti-diagonal (1, -1)   place t + offset, counted from a number's last digit
-#     cross       diagonal (1, 1)         place t + offset - 1, from its first (msd_first), as
-#                                         column 0 of a block is START or a sign
+#     cross       diagonal (1, 1)         place t + offset - 1 (msd_first), as column 0 of a
+#                                         block, START or a sign, is no digit
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -902,8 +902,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, by others
-    every key (papers: if the head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, else
+    every key (papers: only if a head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1036,18 +1036,18 @@ def deal_lines(lines, n_head):
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
-# what tells where it may end. A *sight* is what a row's window and its answer show of the moves at
-# fixed distances, here of move t and of the one before:
+# what tells where it may end. A *sight* is what a row sees and writes of the moves at fixed
+# distances, here of move t and of the one before:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry before it, unseen     1              1             1             0             0
+#     carry before the sight      1              1             1             0             0
 #     move t - 1                  missing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
 # Equal sights, of equal single digits, have equal windows. `short_questions` builds all sights:
 # from every state that can be reached (rows 1 to 3) or, after missing moves, from the start (row
-# 0); some are cut where a question can end (row 4). Of equal partial sights that reach one state,
-# one is followed, as all continue alike. A sight's question adds shortest ways to it and to an end.
+# 0); a sight ends early where a question can end (row 4). Equal partial sights that end in one
+# state continue alike: one is followed. A sight's question adds shortest ways to it and to an end.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1133,7 +1133,7 @@ def follow_places(spec, least):
     return paths, moves, tails
 
 def shown_by(config, lines):
-    """-> shown, own: row t sees items shown[own + p] (indexes) of move t + p, (*digits, token). The
+    """-> shown, own: row t sees move t + p, (*digits, token), at indexes shown[own + p] alone. The
     token to write counts as seen, so that clashes are found. Raises: RunFailed."""
     spec, token = config.spec, len(config.spec.operands)  # the index of the token
     shown = defaultdict(set, {-1: {token}, 0: {token}})
@@ -1162,7 +1162,7 @@ def short_questions(config, lines):
     nodes = list(begun)
     for sight, state in nodes:  # grows
         path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # the end is at row t or after it
+        if len(sight) >= own and tails.get(state) == ():  # row t or a later one is END
             found.setdefault((state.singles, sight), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1240,7 +1240,7 @@ def prove(model, windows):
 # 7. ABC from end to end ---------------------------------------------------------------------------
 # Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
 #
-#     Config(**values) -> a config; config.provable: whether there can be a proof (default: yes)
+#     Config(**values) -> a config; config.provable: whether there can be a proof (by default: yes)
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1292,7 +1292,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     model = new_model(run, name, lines)
     if vanilla:
         # Queries and keys become zero and stay so, as the gradient of one has the other as factor.
-        model.load_state_dict(vanilla.state_dict(), strict=False)  # as it has no lines
+        model.load_state_dict(vanilla.state_dict(), strict=False)  # it has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
                 nn.init.zeros_(weight)
@@ -1305,7 +1305,7 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. Vanilla learns, at one width, so it ends answers only there.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # > 2,000 needs ABC
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # any up to 2,000
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)

@@ -763,7 +763,7 @@ def test_follow_places_takes_the_moves_of_the_printed_walk():
         [(token, state)] = [move[1:] for move in moves[state] if move[0] == (digit,)]
         walk.append(f"{digit} -> {token}")
     assert tails[state] == () and len(paths[state]) == 4
-    assert carries == printed("carry before it, unseen")
+    assert carries == printed("carry before the sight")
     assert ["missing"] + walk == printed("move t - 1")
     assert walk + ["(the end)"] == printed("move t")
 
