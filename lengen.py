@@ -24,7 +24,7 @@ and a proof:
    that determines every answer, and continue them to any length as a bias on the attention scores,
    on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
    (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers, by this bias, not positions; a first attempt keeps q and k at 0.
+4. Retrain on short numbers, with this bias in place of positions and, in a first attempt, q k^T.
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
    windows of these lines (row 0: 10; others: 10 * 10 * 2 carries; END: 2) occur in short
    numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
@@ -95,8 +95,8 @@ class Task(NamedTuple):
         a - b     total a - b + carry; a borrow is the carry -1
         n // 2    pair (10 * carry + a) // 2, a % 2, with msd_first: `$0129&` -> `$0064&`
 
-    An answer's digit of -1 refuses a question. So does a final carry other than 0, as of a - b for
-    a < b; but with msd_first or without headroom, the final carry is dropped."""
+    A question has no answer if one of its digits is -1 or if the final carry is not 0, as in a - b
+    for a < b; but with msd_first or without headroom, the final carry is dropped."""
     about: str
     total: Callable
     operands: tuple = ("number",)  # "number" (W digits) or "digit" (one); numbers come first
@@ -374,7 +374,8 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """Without an encoder, the decoder reads embeddings; without a decoder, the encoder answers."""
+    """An encoder-decoder. Without an encoder, the decoder reads the embeddings of the source;
+    without a decoder, the encoder answers."""
     def __init__(self, config, lines=()):  # lines: those of ABC
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
@@ -471,7 +472,7 @@ def demand(condition, complaint):
 def seed_draws(*names):
     random.seed(repr(names))
     seed = random.getrandbits(63)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed takes 0.2 ms
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed is slow
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
 
@@ -518,7 +519,8 @@ def draw_exact(base, length, n):
     return digits
 
 def draw_hard(base, length, n):
-    """-> (n, length): zeros or highest digits; a random share is redrawn. Carries run far."""
+    """-> (n, length): numbers of zeros or of highest digits, in which a random share of the digits
+    is redrawn. Carries run far."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
     redrawn = torch.rand(n, length) < torch.rand(n, 1)
     return torch.where(redrawn, torch.randint(base, (n, length)), usual)
@@ -578,7 +580,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, share):
-        """Move the weights at `share` () of the peak rate, then set their gradients to zero."""
+        """Move the weights at `share` (a scalar) of the peak rate; set their gradients to zero."""
         self.steps += 1
         rate, beta, decay = share * self.config.lr, self.config.kind.beta, self.config.kind.decay
         for use_muon, values, grads, mean, square in self.groups:
@@ -627,7 +629,7 @@ def graphed_step(model, optimizer, graphs, *batch):
         graph.replay()
         return loss
     loss = take_step(model, optimizer, *batch)
-    if batch[0].is_cuda:  # recorded for the next batches of this shape, not executed
+    if batch[0].is_cuda:  # the graph is recorded for later batches, which does not execute it
         graph, inputs = torch.cuda.CUDAGraph(), [x.cuda() for x in batch]
         with torch.cuda.graph(graph):
             graphs[shape] = graph, inputs, take_step(model, optimizer, *inputs)
@@ -850,7 +852,8 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: column in each row (M,)}; -1 outside the block or, in "self", after the row."""
+    """-> {path: the line's column in each of these rows (M,)}; it is -1 outside the block and, in
+    self-attention, after the row."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -902,8 +905,9 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, else
-    every key (papers: only if a head has no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules and all
+    keys by others (the papers: if a head has no line). Source: v2, Eq. 1, App. E.1; v1, step
+    2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1265,8 +1269,9 @@ KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
-    pool of questions; those not needed are dropped. A clash found later joins the pool, for the
-    same kappa. If not provable: all lines by RULES' kappa. Raises: RunFailed."""
+    pool of questions; those that are not needed are dropped. A clash that is found later joins the
+    pool, and the same kappa is tried again. If there can be no proof, all lines by RULES' kappa are
+    kept. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)
@@ -1292,7 +1297,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     model = new_model(run, name, lines)
     if vanilla:
         # Queries and keys become zero and stay so, as the gradient of one has the other as factor.
-        model.load_state_dict(vanilla.state_dict(), strict=False)  # it has no lines
+        model.load_state_dict(vanilla.state_dict(), strict=False)  # vanilla has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
                 nn.init.zeros_(weight)
@@ -1305,7 +1310,7 @@ def learn_abc(run):
     and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
     config, parts = run.config, run.parts
     # 1. Vanilla learns, at one width, so it ends answers only there.
-    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # any up to 2,000
+    plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # long ones need ABC
     vanilla = new_model(run._replace(config=plain), "vanilla")
     data = numbers_data(plain, config.steps, first_training=True)
     train(run, vanilla, "vanilla", data)
@@ -1467,7 +1472,8 @@ def learn_encoder(run):
 # 10. Kinds of models, checkpoints, command line ---------------------------------------------------
 
 # Kinds of models. `defaults` replace those of the options; a task's and a method's own come next.
-# `paper` has the published values: v2, App. B, D and code; Jelassi, Sec. 2.2.
+# `paper` has the published values: v2, App. B, D and code; Jelassi, Sec. 2.2, where multiplication
+# has --second-digits 3. Differs: v2's retrain_steps are, by our choice, a tenth of its steps.
 SEQ2SEQ = SimpleNamespace(
     tasks=TASKS, model=Transformer, settle=settle_seq2seq, learn=learn_method,
     draw_tests=draw_tests, activation=nn.ReLU, beta=0.98, decay=0.0, defaults={},
@@ -1499,8 +1505,8 @@ KINDS = dict(seq2seq=SEQ2SEQ, universal=ENCODER, encoder=ENCODER, pairs=PAIRS)
 class Config:
     """The options of a run as attributes, and its kind, scheme and spec, entries of KINDS, METHODS
     and a table of tasks. An option's value is the last of these: its kind's default; the task's;
-    the method's, if seq2seq; the paper preset's, if chosen; the given one. Raises: BadInput."""
-    # Values for kinds that lack these options.
+    the method's, if seq2seq; the paper preset's, if chosen; one given. Raises: BadInput."""
+    # Values for kinds of models that do not set these.
     method, preset, n_layer, n_head, train_digits, provable = "nope", "fast", 0, 1, 4, False
 
     def __init__(self, task="successor", model=None, **given):
@@ -1634,14 +1640,15 @@ def make_run(given, source=None, out=None, device="cpu"):
         config, parts, source, _ = read_run(source)
         given = config.values | given
     config = Config(**given)
+    folder = source
     if not source or out or (source / "result.json").exists():  # a finished run stays as it is
         name = f"{datetime.now():%y%m%d-%H%M%S-%f}-{config.task}-{config.method}"
-        source = Path(out or "runs/" + name.replace("/", "-"))
-        source.mkdir(parents=True)
-    return Run(config, parts, source, device)
+        folder = Path(out or "runs/" + name.replace("/", "-"))
+        folder.mkdir(parents=True)
+    return Run(config, parts, folder, device)
 
 def make_parser():
-    """An option of a run that is not given is absent from the result."""
+    """An option of a run that is not given is absent from the parser's result."""
     entries = TASKS | ENCODER_TASKS | PAIRS_TASKS | METHODS
     listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
