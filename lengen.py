@@ -6,8 +6,7 @@
     python lengen.py --ask 123+748                        # ask the newest finished run in runs/
 
 A transformer that has learned sums of 6 digits fails at 10. Attention Bias Calibration (ABC) makes
-it read along lines that continue to any length. Our variant, `learn_abc` in section 7, adds windows
-and a proof:
+it read along lines that continue to any length. Our variant, `learn_abc` (section 7), adds a proof:
 
 1. Train a vanilla transformer. It answers `$0129&` by `$0310&`: 129 + 1 = 130, last digit first.
 2. Average its attention over right answers. The left table shows a part of head 2 of its cross-
@@ -52,7 +51,6 @@ import os
 import random
 import sys
 import time
-from collections import defaultdict
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,7 +207,6 @@ def causal_bias(T):
     return torch.full((1, T, T), -math.inf).triu(1)
 
 # 3. Positions, methods, Transformer ---------------------------------------------------------------
-
 def sinusoidal(positions, d_model):
     """Positions t (T,) -> (T, C): channels 2p, 2p + 1 are sin and cos of t / 10000^(2p/C), made in
     float64, to be precise at large t. Source: Vaswani et al. 2017, Sec. 3.5."""
@@ -374,8 +371,7 @@ class Layer(nn.Module):
         return self.residual(-1, x, self.feed_forward)
 
 class Transformer(nn.Module):
-    """An encoder-decoder. Without an encoder, the decoder reads the embeddings of the source;
-    without a decoder, the encoder answers."""
+    """If n_encoder is 0, the decoder reads embeddings; if n_layer is 0, the encoder answers."""
     def __init__(self, config, lines=()):  # lines: those of ABC
         super().__init__()
         self.config, scheme, C = config, config.scheme, config.d_model
@@ -456,7 +452,6 @@ def generate(model, source, limit):
     return target
 
 # 4. Options, questions, training, tests -----------------------------------------------------------
-
 LOG = logging.getLogger("lengen")  # progress, at level INFO
 
 class BadInput(ValueError):
@@ -519,8 +514,7 @@ def draw_exact(base, length, n):
     return digits
 
 def draw_hard(base, length, n):
-    """-> (n, length): numbers of zeros or of highest digits, in which a random share of the digits
-    is redrawn. Carries run far."""
+    """-> (n, length): zeros or highest digits, a random share of them redrawn. Carries run far."""
     usual = torch.randint(2, (n, 1)) * (base - 1)
     redrawn = torch.rand(n, length) < torch.rand(n, 1)
     return torch.where(redrawn, torch.randint(base, (n, length)), usual)
@@ -852,8 +846,7 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: the line's column in each of these rows (M,)}; it is -1 outside the block and, in
-    self-attention, after the row."""
+    """-> {path: column of the line in each row (M,); -1 if outside the block or after the row}"""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -905,9 +898,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules and all
-    keys by others (the papers: if a head has no line). Source: v2, Eq. 1, App. E.1; v1, step
-    2.3."""
+    cross, the greater bias counts. In a head, a row on no line sees column 0 by our rules, all keys
+    by others (papers: if there is no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1013,7 +1005,7 @@ def calibrate(config, attention, **changes):
 def deal_lines(lines, n_head):
     """Deal the different lines of each attention to its heads, the strongest first -> lines. After
     n_head lines, a head's next one has a third of the weight of the one before."""
-    dealt, count = {}, defaultdict(int)
+    dealt, count = {}, dict(self=0, cross=0)
     for line in sorted(lines, key=lambda line: -line.z):
         if line.path not in dealt:
             turn, head = divmod(count[line.attention], n_head)
@@ -1040,25 +1032,24 @@ def deal_lines(lines, n_head):
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
-# what tells where it may end. A *sight* is what a row sees and writes of the moves at fixed
-# distances, here of move t and of the one before:
+# what tells where the question may end. Lines show a row only moves at fixed distances, here move t
+# and the one before. These moves are its *sight*, and rows of equal sights have equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
-#     carry before the sight      1              1             1             0             0
+#     carry before move t         1              1             0             0             0
 #     move t - 1                  missing        9 -> 0        2 -> 3        1 -> 1        0 -> 0
 #     move t                      9 -> 0         2 -> 3        1 -> 1        0 -> 0        (the end)
 #
-# Equal sights, of equal single digits, have equal windows. `short_questions` builds all sights:
-# from every state that can be reached (rows 1 to 3) or, after missing moves, from the start (row
-# 0); a sight ends early where a question can end (row 4). Equal partial sights that end in one
-# state continue alike: one is followed. A sight's question adds shortest ways to it and to an end.
+# `short_questions` walks from the start along all moves, and remembers the state and the latest
+# moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
+# first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
 # of up to 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
-MOST_WINDOWS = 2 ** 19  # limit on sights (a window takes 2 kB) and on beginnings of sights
+MOST_WINDOWS = 2 ** 19  # limit on sights; a window takes 2 kB
 
 class Windows(NamedTuple):
     bias: CalibratedBias  # made of the lines by which rows see; None if there is no list
@@ -1103,13 +1094,12 @@ class State(NamedTuple):  # a question may end only if zeros and places are at t
     places: int  # number of places so far, up to the least width
 
 def follow_places(spec, least):
-    """Follow all questions of `least` or more places -> paths, {state: digits of a shortest way to
-    it}; moves, {state: [(digits of the operands, token, next state), ...]}; tails, {state: digits
-    of a shortest way to an end of the question}, if there is one. Raises: RunFailed."""
+    """Follow questions of `least` or more places -> moves, {state: [(digits, token, next state),
+    ...]}; tails, {state: digits of a shortest way to an end, if any}. Raises: RunFailed."""
     numbers, singles = (list(itertools.product(range(spec.base), repeat=spec.operands.count(name)))
                         for name in ("number", "digit"))
     states = [State(digits, spec.first, 0, 0) for digits in singles]
-    paths, moves, tails = dict.fromkeys(states, ()), defaultdict(list), {}
+    moves, tails = {state: [] for state in states}, {}
     for state in states:  # grows
         if len(states) > 50_000:
             raise RunFailed("no proof: there are too many states, such as carries")
@@ -1127,65 +1117,57 @@ def follow_places(spec, least):
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             digits = number + state.singles
             moves[state].append((digits, token, after))
-            if after not in paths:
-                paths[after] = paths[state] + (digits,)
+            if after not in moves:
+                moves[after] = []
                 states.append(after)
     # Each pass finds the states that are one place further from an end.
     while further := {state: (digits,) + tails[after] for state in moves.keys() - tails
                       for digits, _, after in moves[state] if after in tails}:
         tails |= further
-    return paths, moves, tails
+    return moves, tails
 
-def shown_by(config, lines):
-    """-> shown, own: row t sees move t + p, (*digits, token), at indexes shown[own + p] alone. The
-    token to write counts as seen, so that clashes are found. Raises: RunFailed."""
-    spec, token = config.spec, len(config.spec.operands)  # the index of the token
-    shown = defaultdict(set, {-1: {token}, 0: {token}})
+def places_shown(config, lines):
+    """-> back, ahead: row t sees no moves but t - back to t + ahead. Raises: RunFailed."""
+    spec, places = config.spec, {-1, 0}  # of the token before the row, and of that to write
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
         if (attention, direction) == ("self", 1):  # column c > 0 holds digit c - 1
-            shown[offset - 1].add(token)
+            places.add(offset - 1)
         elif (attention, direction) == ("cross", forward) and block < n_number:
-            shown[offset - spec.msd_first].add(block)
+            places.add(offset - spec.msd_first)
         elif (direction, offset) != (0, 0):  # a block's first column is the same in all rows
             raise RunFailed("no proof: a line shows different places at different widths")
-    return [shown[place] for place in range(min(shown), max(shown) + 1)], -min(shown)
+    return -min(places), max(places)
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), of all windows. Raises: RunFailed."""
-    (shown, own), found = shown_by(config, lines), {}  # found: {(singles, sight): digits}
-    paths, moves, tails = follow_places(config.spec, config.widths[0])
+    moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
-    # {(beginning of a sight, state): digits of a shortest way there}
-    begun = {((), state): path for state, path in paths.items()}
-    for start, path in paths.items():
-        if not path:  # row t < own misses own - t moves
-            begun |= {((None,) * n, start): () for n in range(1, own + 1)}
-    nodes = list(begun)
-    for sight, state in nodes:  # grows
-        path = begun[sight, state]
-        if len(sight) >= own and tails.get(state) == ():  # row t or a later one is END
-            found.setdefault((state.singles, sight), path)
+    before = (None,) * sum(places_shown(config, lines))
+    # {(state, latest moves): digits of a shortest way there}, {sight: digits of its question}
+    paths, found = {(state, before): () for state in moves if state.places == 0}, {}
+    nodes = list(paths)
+    for state, latest in nodes:  # grows
+        path = paths[state, latest]
+        if tails.get(state) == ():
+            found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
                 continue
-            move = digits + (token,)
-            seen = tuple([move[n] for n in shown[len(sight)]])
-            longer = sight + (seen,)
-            if len(longer) == len(shown):
-                found.setdefault((state.singles, longer), path + (digits,) + tails[after])
-            elif (longer, after) not in begun:
-                begun[longer, after] = path + (digits,)
-                nodes.append((longer, after))
-        too_many = max(len(found), len(begun)) > MOST_WINDOWS
-        if too_many:
+            sight = latest + ((digits, token),)
+            found.setdefault(sight, path + (digits,) + tails[after])
+            node = after, sight[1:]
+            if node not in paths:
+                paths[node] = path + (digits,)
+                nodes.append(node)
+        if len(found) > MOST_WINDOWS:
             break
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
-    if too_many:  # said last, as a clash would say more
+    if len(found) > MOST_WINDOWS:  # said last, as a clash would say more
         raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
 
 def enumerate_windows(config, lines):
@@ -1269,9 +1251,8 @@ KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -
 
 def choose_lines(config, attention):
     """Averaged attention -> kappa, lines, Windows. Kappa falls until its lines avoid clashes in a
-    pool of questions; those that are not needed are dropped. A clash that is found later joins the
-    pool, and the same kappa is tried again. If there can be no proof, all lines by RULES' kappa are
-    kept. Raises: RunFailed."""
+    pool of questions; lines that are not needed are dropped. A clash found later joins the pool,
+    and the same kappa is tried again. Without a proof, RULES' kappa is used. Raises: RunFailed."""
     if not config.provable:
         lines = list(calibrate(config, attention))
         return RULES[config.rules]["cross"]["kappa"], lines, enumerate_windows(config, lines)

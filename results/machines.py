@@ -41,7 +41,7 @@ def draw(name, msd_first):
 def has_finite_window(task):
     """Do the digits and tokens of finitely many places determine each token? Not if two carries can
     stay different forever, by columns that write the same tokens, before they make a difference."""
-    _, table, _ = L.follow_places(task, 0)
+    table, _ = L.follow_places(task, 0)
     reached, differ = {}, set()  # of pairs of different carries
     for pair in permutations(table, 2):
         reached[pair] = set()
