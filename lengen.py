@@ -93,7 +93,7 @@ class Task(NamedTuple):
         a - b     total a - b + carry; a borrow is the carry -1
         n // 2    pair (10 * carry + a) // 2, a % 2, with msd_first: `$0129&` -> `$0064&`
 
-    A question has no answer if one of its digits is -1 or if the final carry is not 0, as in a - b
+    A question has no answer if an answer's digit is -1 or if the final carry is not 0, as in a - b
     for a < b; but with msd_first or without headroom, the final carry is dropped."""
     about: str
     total: Callable
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
         (R,), the keys (K,) that they see, bias (H, R, K)); weights are then None."""
         if isinstance(bias, Iterator):
-            with x.device:  # on which the iterator makes its pieces
+            with x.device:  # on which the iterator makes each piece as the loop asks for it
                 outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.hstack(outputs), None
         projected = self.q(x), self.k(memory), self.v(memory)
@@ -258,8 +258,8 @@ def window_bias(w, T, S, cross=False, step=1):
     return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
-    """How a model knows positions. A part is a function or a module class. Columns: part; what
-    `bind` gives it, once; arguments of each call; what a call returns.
+    """How a model knows positions. A part is a function, such as `banded`, or a module class. The
+    columns are: part; its first arguments, which `bind` fixes; those of each call; what it returns.
 
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
@@ -739,10 +739,11 @@ def settle_seq2seq(config):
     n_number, n_digit = operands.count("number"), VOCAB.index("+")
     signs = set(VOCAB[n_digit:]) - {START, END, PAD}
     demand(n_number and set(operands[n_number:]) <= {"digit"} and 1 < spec.base <= n_digit
-           and 0 <= spec.headroom and (len(operands) == 1 or spec.sign in signs)
-           and spec.base ** spec.width <= 2 ** 63,
-           f"--task: {config.task} needs numbers, then digits; a small headroom (64 bits); and, "
-           f"by VOCAB, a base of 2 to {n_digit} and a sign")
+           and (len(operands) == 1 or spec.sign in signs),
+           f"--task: {config.task} needs numbers, then digits; and, by VOCAB, a base of 2 to "
+           f"{n_digit} and a sign")
+    demand(0 <= spec.headroom and spec.base ** spec.width <= 2 ** 63,
+           f"--task: {config.task} needs a headroom of 0 or more; its numbers must fit 64 bits")
     least = spec.width
     config.widths = [config.width] if config.width else range(least, least + scheme.n_width)
     demand(least <= config.widths[0] <= 2000, f"--width must be {least} to 2,000")
@@ -892,7 +893,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
-                if x > threshold and (direction or offset == 0 or len(blocks) == 1):
+                stays = direction or offset == 0 or len(blocks) == 1  # at other widths
+                if x > threshold and stays:
                     yield Line(head, direction, block, offset, bias=float(x - d.max()),
                                z=float((x - mu) / sigma), attention=of)
 
@@ -1015,12 +1017,12 @@ def deal_lines(lines, n_head):
     return list(dealt.values())
 
 # 6. Proof -----------------------------------------------------------------------------------------
-# A proof is attempted for lines by our rules, in one decoder layer without an encoder, positions or
-# other scores. Row t writes digit t of the answer, the last row END. What it writes depends only on
-# its *window*: the token before it and, for each head, the share of attention that the bias alone
-# gives to each token. Without positions, equal tokens have equal keys and values, so the weight of
-# a token is proportional to exp(its score) times the sum of exp(bias) over the keys that hold it.
-# For `$0129&`, with lines of offsets -1 and 0, which show digits t - 1 and t, in this order:
+# A proof is attempted for lines by our rules in one decoder layer, without an encoder, positions,
+# other scores or a label. Row t writes digit t of the answer, the last row END. What it writes
+# depends only on its *window*: the token before it and, for each head, the share of attention that
+# the bias alone gives to each token. Without positions, equal tokens have equal keys and values, so
+# the weight of a token is proportional to exp(its score) times the sum of exp(bias) over the keys
+# that hold it. For `$0129&`, with lines of offsets -1 and 0, which show digits t - 1 and t:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -1032,8 +1034,8 @@ def deal_lines(lines, n_head):
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
-# what tells where the question may end. Lines show a row only moves at fixed distances, here move t
-# and the one before. These moves are its *sight*, and rows of equal sights have equal windows:
+# counts of zeros and places, which tell where the question may end. Lines show a row only moves at
+# fixed distances, its *sight*: here move t and the one before. Equal sights have equal windows:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry before move t         1              1             0             0             0
@@ -1043,6 +1045,7 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
+# If lines show row t a later move, its sight ends with that one; sights of no row do no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1087,11 +1090,11 @@ def collect_windows(config, lines, questions):
         read.append((source, target, torch.tensor(indexes).view_as(target[:, 1:])))
     return Windows(bias, seen, read)
 
-class State(NamedTuple):  # a question may end only if zeros and places are at their caps
+class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # latest run of zeros or, if msd_first, leading zeros; up to headroom
-    places: int  # number of places so far, up to the least width
+    zeros: int  # count of the latest zeros or, if msd_first, of leading ones, up to headroom
+    places: int  # count of the places so far, up to the least width
 
 def follow_places(spec, least):
     """Follow questions of `least` or more places -> moves, {state: [(digits, token, next state),
@@ -1111,7 +1114,7 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            zeros = min(state.zeros + 1, spec.headroom)
+            zeros = min(state.zeros + 1, spec.headroom)  # if msd_first, it remains at headroom
             if any(number) and not spec.msd_first:
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
@@ -1126,9 +1129,9 @@ def follow_places(spec, least):
         tails |= further
     return moves, tails
 
-def places_shown(config, lines):
-    """-> back, ahead: row t sees no moves but t - back to t + ahead. Raises: RunFailed."""
-    spec, places = config.spec, {-1, 0}  # of the token before the row, and of that to write
+def count_shown(config, lines):
+    """-> number of successive moves of which lines show a row anything. Raises: RunFailed."""
+    spec, places = config.spec, {-1, 0}  # of the token before row t, less t, and of that to write
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
@@ -1138,20 +1141,20 @@ def places_shown(config, lines):
             places.add(offset - spec.msd_first)
         elif (direction, offset) != (0, 0):  # a block's first column is the same in all rows
             raise RunFailed("no proof: a line shows different places at different widths")
-    return -min(places), max(places)
+    return max(places) - min(places) + 1
 
 def short_questions(config, lines):
     """Yield questions, source (B, S), target (B, T + 1), of all windows. Raises: RunFailed."""
     moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
-    before = (None,) * sum(places_shown(config, lines))
+    missing = (None,) * (count_shown(config, lines) - 1)
     # {(state, latest moves): digits of a shortest way there}, {sight: digits of its question}
-    paths, found = {(state, before): () for state in moves if state.places == 0}, {}
+    paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():
+        if tails.get(state) == ():  # a question ends here; it shows all rows that see its end
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
