@@ -21,9 +21,9 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and, if t > 0, at
    place t - 1 (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines
    that determines every answer, and continue them to any length as a bias on the attention scores,
-   on the right. In each head and direction, the bias of a line is its mean minus the greatest mean
-   (in these rows, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers, with this bias in place of positions and, in a first attempt, q k^T.
+   on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of such
+   diagonals (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
+4. Retrain on short numbers, with this bias and no positions; in a first attempt, q and k are zero.
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
    windows of these lines (row 0: 10; others: 10 * 10 * 2 carries; END: 2) occur in short
    numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
@@ -191,8 +191,7 @@ class MultiHeadAttention(nn.Module):
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
         (R,), the keys (K,) that they see, bias (H, R, K)); weights are then None."""
         if isinstance(bias, Iterator):
-            with x.device:  # on which the iterator makes each piece as the loop asks for it
-                outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
+            outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.hstack(outputs), None
         projected = self.q(x), self.k(memory), self.v(memory)
         q, k, v = (y.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for y in projected)
@@ -258,9 +257,9 @@ def window_bias(w, T, S, cross=False, step=1):
     return torch.where((seen > i) | (seen < i - w), -math.inf, 0.0)[None]
 
 class Method(NamedTuple):
-    """How a model knows positions. A part is a function, such as `banded`, or a module class. The
-    columns are: part; its first arguments, which `bind` fixes; those of each call; what it returns.
+    """How a model knows positions. A part is a function, such as `banded`, or a module class:
 
+        part        `bind` gives it      it is called with            and returns
         position    config               side, index (T,)             (T, C), added to embeddings
         bias        config               layer, attention, T, S       (1 or H, T, S) or None
         scores      config, attention    q, k (B, H, T or S, D)       (B, H, T, S), for q k^T
@@ -410,7 +409,7 @@ class Transformer(nn.Module):
         """-> bias (1 or H, T, S) or None, causal in self-attention; in long tests, in pieces."""
         with self.head.weight.device:
             if self.config.provable and T > 100 and not self.training:
-                return self.bias.pieces(layer, attention, T, S)
+                return self.bias.pieces(layer, attention, torch.arange(T), S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention == "self":
                 causal = causal_bias(T)
@@ -523,7 +522,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
     is repeated. If ten attempts find no question, each further one halves length."""
-    spec, found = config.spec, []
+    spec, rows, earlier = config.spec, [], []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
         if attempt > 9 and not len(rows):
@@ -538,13 +537,13 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
         if spec.msd_first:
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
-        rows = torch.cat(found + [torch.hstack([source, target])])
+        rows = torch.cat(earlier + [torch.hstack([source, target])])
         if distinct:
             indexes = {tuple(row): index for index, row in enumerate(rows.tolist())}
             rows = rows[list(indexes.values())]
         if len(rows) >= n:
             break
-        found = [rows]
+        earlier = [rows]
     return rows[:n].tensor_split([source.shape[1]], 1)
 
 class Optimizer:
@@ -665,10 +664,7 @@ def train(run, model, name, data, windows=None):
     part = run.parts.setdefault(name, dict(steps=0, seconds=0.0, curve=[]))
     start = time.perf_counter() - part["seconds"]
     if part["steps"]:
-        try:
-            model.load_state_dict(part["weights"])
-        except RuntimeError:  # e.g. another shape
-            raise BadInput("the method or VOCAB of this run has changed") from None
+        model.load_state_dict(part["weights"])
         if "optimizer" not in part:  # it is finished
             return windows and prove(model, windows)
         for state, kept in zip(optimizer.state, part["optimizer"]):
@@ -876,8 +872,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, verticals are yielded only in first columns: others move with the width. Source:
-    v1, Eqs. 1, 2. Differs: d is compared, as in the authors' code, not d - d_max."""
+    several blocks, all verticals count in mu and sigma, but only first columns are yielded, as the
+    others move with the width. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -893,8 +889,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
-                stays = direction or offset == 0 or len(blocks) == 1  # at other widths
-                if x > threshold and stays:
+                same_at_any_width = direction or offset == 0 or len(blocks) == 1
+                if x > threshold and same_at_any_width:
                     yield Line(head, direction, block, offset, bias=float(x - d.max()),
                                z=float((x - mu) / sigma), attention=of)
 
@@ -903,7 +899,7 @@ def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     cross, the greater bias counts. In a head, a row on no line sees column 0 by our rules, all keys
     by others (papers: if there is no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
-    bias = torch.full((n_head, len(rows), len(keys)), -math.inf)
+    bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
         bias[line.head].masked_fill_(keys == columns[line.path][:, None], line.bias)
     empty = bias.isneginf().all(2, keepdim=True)
@@ -964,9 +960,9 @@ class CalibratedBias(nn.Module):
             given = self.arguments(layer, attention, S)
             return bias_of_lines(*given, torch.arange(T), torch.arange(S))
 
-    def pieces(self, layer, attention, T, S):
-        """For T > 100: yield some rows, the keys that they see, and the bias between them."""
-        given, all_rows = self.arguments(layer, attention, S), torch.arange(T)
+    def pieces(self, layer, attention, all_rows, S):
+        """For all_rows (T,), T > 100: yield some, the keys that they see, and their bias."""
+        given = self.arguments(layer, attention, S)
         lines, _, blocks, _ = given
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
@@ -980,8 +976,8 @@ METHODS["abc"] = Method("bias calibrated on a vanilla model, no positions", bias
 @torch.no_grad()
 def average_attention(model, source, target):
     """Attention averaged over right answers: source (B, S), target (B, T + 1) -> self (n_layer, H,
-    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D. Differs: as in the authors'
-    code, weights are averaged, not scores. Raises: RunFailed if hardly any answer is right."""
+    T, T), cross (n_layer, H, T, S). Source: v1, Sec. 5; v2, App. D; the authors' code. Raises:
+    RunFailed if hardly any answer is right."""
     right = right_tokens(model, source, target).all(1)  # (B,): are all tokens the likeliest?
     if right.float().mean() < 0.01:  # models with as few as 1.3% have led to a proof
         raise RunFailed("the model answers fewer than 1% of examples correctly; raise --steps")
@@ -992,14 +988,14 @@ def average_attention(model, source, target):
 
 def calibrate(config, attention, **changes):
     """Yield the lines of `average_attention`, by RULES and `changes`. By our rules, each layer has
-    its own; by others, all have those of the last. Source: v2, App. D. Differs: only the first
-    spec.width + 1 rows count (all, unless --width is larger); biases have two decimals."""
+    its own; by others, all have those of the last. Source: v2, App. D."""
     ours = config.rules == "ours"
     for layer in range(config.n_layer):
         for name, maps in zip(("self", "cross"), attention):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
+            # The first rows, which training numbers fill, also if --width pads them further.
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
@@ -1029,8 +1025,9 @@ def deal_lines(lines, n_head):
 #     tokens that the lines show        9       9 2     2 1     1 0     0 $
 #     token that it must write          0       3       1       0       &
 #
-# Without the line of offset -1, row 1 sees only 2 after a 0. So does row 2 of `$0205&`, 205 + 1 =
-# 206, but it must write 2, not 3: these questions *clash*, as no weights can tell them apart.
+# Without the line of offset -1, row 1 sees only the digit 2 and, before it, the token 0. So does
+# row 2 of `$0205&`, 205 + 1 = 206, but it must write 2, not 3: these questions *clash*, as no
+# weights can tell them apart.
 #
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
@@ -1045,7 +1042,8 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# If lines show row t a later move, its sight ends with that one; sights of no row do no harm.
+# With a third line, of offset 1, the sight of row 2 would be moves 1 to 3; rows 3 and 4 would share
+# moves 2, 3 and the end; and the first sights would belong to no row, which does no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1114,8 +1112,8 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            zeros = min(state.zeros + 1, spec.headroom)  # if msd_first, it remains at headroom
-            if any(number) and not spec.msd_first:
+            zeros = min(state.zeros + 1, spec.headroom)
+            if any(number) and not spec.msd_first:  # leading zeros are complete and remain so
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             digits = number + state.singles
@@ -1123,15 +1121,17 @@ def follow_places(spec, least):
             if after not in moves:
                 moves[after] = []
                 states.append(after)
-    # Each pass finds the states that are one place further from an end.
-    while further := {state: (digits,) + tails[after] for state in moves.keys() - tails
-                      for digits, _, after in moves[state] if after in tails}:
+    further = tails
+    while further:  # each pass finds the states that are one place further from an end
+        further = {state: (digits,) + tails[after] for state in moves.keys() - tails
+                   for digits, _, after in moves[state] if after in tails}
         tails |= further
     return moves, tails
 
-def count_shown(config, lines):
-    """-> number of successive moves of which lines show a row anything. Raises: RunFailed."""
-    spec, places = config.spec, {-1, 0}  # of the token before row t, less t, and of that to write
+def length_of_sight(config, lines):
+    """-> number of moves from the first to the last that a row may see. Raises: RunFailed."""
+    spec = config.spec
+    places = {-1, 0}  # less t: of the token before row t, of its own, and of what lines show
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
@@ -1148,7 +1148,7 @@ def short_questions(config, lines):
     moves, tails = follow_places(config.spec, config.widths[0])
     if not tails:
         raise RunFailed("no proof: the task has no question")
-    missing = (None,) * (count_shown(config, lines) - 1)
+    missing = (None,) * (length_of_sight(config, lines) - 1)
     # {(state, latest moves): digits of a shortest way there}, {sight: digits of its question}
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
@@ -1291,7 +1291,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
 
 def learn_abc(run):
     """Train a model by ABC in five stages -> proof. A run that resumes goes on with what `train`
-    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: in stages 3 to 5."""
+    and `run.keep` have saved. Source: v1, Sec. 5; v2, App. D. Differs: see results/claims.md."""
     config, parts = run.config, run.parts
     # 1. Vanilla learns, at one width, so it ends answers only there.
     plain = Config(**config.values | dict(method="vanilla", lengths=(6,)))  # long ones need ABC
@@ -1454,7 +1454,6 @@ def learn_encoder(run):
     train(run, model, "model", data)
 
 # 10. Kinds of models, checkpoints, command line ---------------------------------------------------
-
 # Kinds of models. `defaults` replace those of the options; a task's and a method's own come next.
 # `paper` has the published values: v2, App. B, D and code; Jelassi, Sec. 2.2, where multiplication
 # has --second-digits 3. Differs: v2's retrain_steps are, by our choice, a tenth of its steps.
@@ -1513,7 +1512,7 @@ class Config:
                                f"{error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= self.spec._asdict()  # also what is no option, such as base
-        vars(self).update(values | chosen)
+        vars(self).update(values | chosen)  # for the method and the preset
         self.scheme = METHODS[self.method]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
@@ -1563,8 +1562,7 @@ def load(folder):
     demand("proof" in run.parts, f"{folder} is not finished; --from {folder} goes on")
     return build(run), run.config, run.parts
 
-def summary(record):
-    """Yield the lines that are printed, of which README explains an example."""
+def summary(record):  # README explains an example
     config, proof, tests = record["config"], record["proof"], record["tests"]
     example = " -> ".join(record["example"])
     yield f"{config['task']}, {config['model']}, seed {config['seed']}: {example}"

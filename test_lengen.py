@@ -921,7 +921,7 @@ def test_enumerate_windows_ends_at_most_windows(monkeypatch, task, places, most,
 
 @parametrize("msd_first, path", [(False, "cross 1 0 1"), (False, "cross -1 1 -1"),
     (True, "cross -1 0 1"), (False, "cross 0 0 2"), (False, "self -1 0 2")])
-def test_count_shown_refuses_lines_that_move_with_the_width(monkeypatch, msd_first, path):
+def test_length_of_sight_refuses_lines_that_move_with_the_width(monkeypatch, msd_first, path):
     add_task(monkeypatch, copy_digits, msd_first=msd_first)
     assert "width" in enumerate_windows(one_layer("own"), [line(path)]).why
 
