@@ -248,9 +248,9 @@ def alibi_bias(n_head, T, S):
 
 def window_bias(w, T, S, cross=False, step=1):
     """-> (1, T, S): 0 in a band, -inf outside. Row i sees, in self-attention, itself and w tokens
-    before it; in cross-attention, place i and w places to its right: with w = 1, row 1 sees `29` of
-    `$0129&`. Interleaved operands have `step` = 2 columns a place. Source: v2, App. C.4 and code.
-    Differs: v2's text opens w places on the left, too."""
+    before it; in cross-attention, place i and w places to its right: with w = 1, rows 0 and 1 see
+    `9&` and `29` of `$0129&`. Interleaved operands have `step` = 2 columns a place. Source: v2,
+    App. C.4 and code. Differs: v2's text opens w places on the left, too."""
     i, seen = torch.arange(T)[:, None], torch.arange(S)
     if cross:
         seen = (S - 2 - seen) // step  # now the place in each column; END counts as -1
@@ -409,6 +409,7 @@ class Transformer(nn.Module):
         """-> bias (1 or H, T, S) or None, causal in self-attention; in long tests, in pieces."""
         with self.head.weight.device:
             if self.config.provable and T > 100 and not self.training:
+                # No causal bias is needed, as lines open no later columns.
                 return self.bias.pieces(layer, attention, torch.arange(T), S)
             bias = self.bias and self.bias(layer, attention, T, S)
             if attention == "self":
@@ -521,7 +522,7 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated. If ten attempts find no question, each further one halves length."""
+    is repeated. Up to 20 attempts add questions; if ten find none, each later one halves length."""
     spec, rows, earlier = config.spec, [], []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -565,7 +566,7 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack(weights).detach()
             grads, mean, square = values.new_zeros(3, *values.shape)
-            # Weights and gradients become views of stacks (n, *shape), each updated as a whole.
+            # Weights and gradients become views of stacks (n, *shape), to which torch writes.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
@@ -816,8 +817,8 @@ def ask(model, config, question):
 #     self        diagonal (1, 1)         the token at a fixed distance before digit t
 #     cross       vertical (1, 0)         one symbol or single digit, whatever t is
 #     cross       anti-diagonal (1, -1)   place t + offset, counted from a number's last digit
-#     cross       diagonal (1, 1)         place t + offset - 1 (msd_first), as column 0 of a
-#                                         block, START or a sign, is no digit
+#     cross       diagonal (1, 1)         place t + offset - 1 (msd_first): column c of a block
+#                                         has place c - 1, and column 0 has START or a sign
 
 class Line(NamedTuple):
     """A line that is kept open. Its `path` identifies it in any head and layer."""
@@ -872,7 +873,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, all verticals count in mu and sigma, but only first columns are yielded, as the
+    several blocks, a vertical counts in mu and sigma but is yielded only in a first column, as
     others move with the width. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
@@ -889,7 +890,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
-                same_at_any_width = direction or offset == 0 or len(blocks) == 1
+                same_at_any_width = direction != 0 or offset == 0 or len(blocks) == 1
                 if x > threshold and same_at_any_width:
                     yield Line(head, direction, block, offset, bias=float(x - d.max()),
                                z=float((x - mu) / sigma), attention=of)
@@ -1042,8 +1043,9 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# With a third line, of offset 1, the sight of row 2 would be moves 1 to 3; rows 3 and 4 would share
-# moves 2, 3 and the end; and the first sights would belong to no row, which does no harm.
+# With a third line, of offset 1, the sight of row 2 would be moves 1 to 3 and that of row 3 moves
+# 2, 3 and the end. Row 4 needs none: it sees no move before these, so the question of row 3 shows
+# it, too. The first sights would belong to no row, which does no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1091,7 +1093,7 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # count of the latest zeros or, if msd_first, of leading ones, up to headroom
+    zeros: int  # count of the latest zeros or, if msd_first, of leading zeros, up to headroom
     places: int  # count of the places so far, up to the least width
 
 def follow_places(spec, least):
@@ -1112,8 +1114,8 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            zeros = min(state.zeros + 1, spec.headroom)
-            if any(number) and not spec.msd_first:  # leading zeros are complete and remain so
+            zeros = min(state.zeros + 1, spec.headroom)  # with msd_first, it stays complete
+            if any(number) and not spec.msd_first:
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             digits = number + state.singles
@@ -1121,7 +1123,7 @@ def follow_places(spec, least):
             if after not in moves:
                 moves[after] = []
                 states.append(after)
-    further = tails
+    further = tails  # at first, the states at which a question may end
     while further:  # each pass finds the states that are one place further from an end
         further = {state: (digits,) + tails[after] for state in moves.keys() - tails
                    for digits, _, after in moves[state] if after in tails}
@@ -1131,7 +1133,7 @@ def follow_places(spec, least):
 def length_of_sight(config, lines):
     """-> number of moves from the first to the last that a row may see. Raises: RunFailed."""
     spec = config.spec
-    places = {-1, 0}  # less t: of the token before row t, of its own, and of what lines show
+    places = {-1, 0}  # that row t may see, less t: -1 of the token before it, 0 of its own
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
@@ -1154,7 +1156,7 @@ def short_questions(config, lines):
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():  # a question ends here; it shows all rows that see its end
+        if tails.get(state) == ():  # a row that sees the end sees no move before `latest`
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1249,7 +1251,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Some are below 0, as one far stronger line can raise the mean above needed ones; -2 keeps all.
+# Some are below 0, as one far stronger line can raise the mean above needed lines; -2 keeps all.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
