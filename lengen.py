@@ -1052,7 +1052,7 @@ def deal_lines(lines, n_head):
 # of up to 1,000 digits must show listed windows, with logits that differ by less than MARGIN / 10.
 
 MARGIN = 0.5  # lead, in logits, that the right token must have
-MOST_WINDOWS = 2 ** 19  # limit on sights; a window takes 2 kB
+MOST_WINDOWS = 2 ** 19  # limit on sights and on nodes of the walk; a window takes 2 kB
 
 class Windows(NamedTuple):
     bias: CalibratedBias  # made of the lines by which rows see; None if there is no list
@@ -1167,12 +1167,13 @@ def short_questions(config, lines):
             if node not in paths:
                 paths[node] = path + (digits,)
                 nodes.append(node)
-        if len(found) > MOST_WINDOWS:
+        too_many = max(len(found), len(nodes)) > MOST_WINDOWS
+        if too_many:
             break
     for _, group in itertools.groupby(sorted(found.values(), key=len), len):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
-    if len(found) > MOST_WINDOWS:  # said last, as a clash would say more
+    if too_many:  # said last, as a clash would say more
         raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
 
 def enumerate_windows(config, lines):
