@@ -25,9 +25,10 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    diagonals (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, with this bias and no positions; in a first attempt, q and k are zero.
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
-   windows of these lines (row 0: 10; others: 10 * 10 * 2 carries; END: 2) occur in short
-   numbers. Rounding aside, a model that is right on each is right on numbers of any length, by
-   induction: if the tokens before a row are right, the row sees one of these windows.
+   windows of these lines occur in short numbers: 10 of row 0; 10 * 10 * 2 of two digits and, by
+   the carry, either of two tokens before the row; and 2 of END, after a token 0 or 1. Rounding
+   aside, a model that is right on each is right on numbers of any length, by induction: if the
+   tokens before a row are right, the row sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -119,7 +120,7 @@ class Task(NamedTuple):
 
     @property
     def width(self):
-        """The least training width, 7 in base 10: base^width >= LIMIT * 2^headroom."""
+        """The least training width, 7 in base 10: base^width >= LIMIT * 2^headroom, so sums fit."""
         return next(n for n in itertools.count(1) if self.base ** n >= LIMIT * 2 ** self.headroom)
 
 def xor(carry, a):
@@ -189,7 +190,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
-        (R,), the keys (K,) that they see, bias (H, R, K)); weights are then None."""
+        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone, without `scores`;
+        weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.hstack(outputs), None
@@ -522,7 +524,7 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated. Up to 20 attempts add questions; if ten find none, each later one halves length."""
+    is repeated. After ten attempts without a question, each of up to ten more halves length."""
     spec, rows, earlier = config.spec, [], []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -539,7 +541,7 @@ def draw_questions(config, draw, length, n, width=None, distinct=True):
             digits = digits.flip(1)
         source, target = arrange(spec, digits, config.align)
         rows = torch.cat(earlier + [torch.hstack([source, target])])
-        if distinct:
+        if distinct:  # one of each is kept
             indexes = {tuple(row): index for index, row in enumerate(rows.tolist())}
             rows = rows[list(indexes.values())]
         if len(rows) >= n:
@@ -844,7 +846,8 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: column of the line in each row (M,); -1 if outside the block or after the row}"""
+    """-> {path: column of the line in each row (M,); -1 if outside the block or after the row}. In
+    `$0129|&`, for (cross, -1, 0, -1): -1, 4, 3, 2, 1, which show nothing, 9, 2, 1, 0."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -873,8 +876,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, a vertical counts in mu and sigma but is yielded only in a first column, as
-    others move with the width. Source: v1, Eqs. 1, 2; the authors' code."""
+    several blocks, a vertical counts in mu and sigma but is yielded only in a first column, as the
+    others hold other places at other widths. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -890,8 +893,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
-                same_at_any_width = direction != 0 or offset == 0 or len(blocks) == 1
-                if x > threshold and same_at_any_width:
+                other_at_other_width = direction == 0 and offset > 0 and len(blocks) > 1
+                if x > threshold and not other_at_other_width:
                     yield Line(head, direction, block, offset, bias=float(x - d.max()),
                                z=float((x - mu) / sigma), attention=of)
 
@@ -967,7 +970,8 @@ class CalibratedBias(nn.Module):
         lines, _, blocks, _ = given
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
             columns = torch.stack([0 * rows, *columns_of(lines, rows, blocks).values()])
-            keys = columns.clamp(min=0).unique()  # -1 (no column) becomes 0, which is a key anyway
+            # Column 0 is always a key, for rows on no line, so -1 (no column) may become 0.
+            keys = columns.clamp(min=0).unique()
             yield rows, keys, bias_of_lines(*given, rows, keys)
 
 # Numbers of nine widths teach a model to end its answer at any width.
@@ -1043,9 +1047,9 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# With a third line, of offset 1, the sight of row 2 would be moves 1 to 3 and that of row 3 moves
-# 2, 3 and the end. Row 4 needs none: it sees no move before these, so the question of row 3 shows
-# it, too. The first sights would belong to no row, which does no harm.
+# With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
+# would reach the end; row 4 sees only a part of it, in the same question, and needs no sight of its
+# own. A sight of two missing moves and move 0 would belong to no row, which does no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1080,7 +1084,7 @@ def collect_windows(config, lines, questions):
         for s, t, rows in zip(source, target, views):
             for view, token in zip(rows, t[1:].tolist()):
                 shown = token, s, t, len(seen)
-                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)
+                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)  # of the first row
                 indexes.append(index)
                 if first != token:
                     why = (f"refuted for any weights: {decode(s)} and {decode(s0)} look the same "
@@ -1123,7 +1127,7 @@ def follow_places(spec, least):
             if after not in moves:
                 moves[after] = []
                 states.append(after)
-    further = tails  # at first, the states at which a question may end
+    further = dict(tails)  # at first, the states at which a question may end
     while further:  # each pass finds the states that are one place further from an end
         further = {state: (digits,) + tails[after] for state in moves.keys() - tails
                    for digits, _, after in moves[state] if after in tails}
@@ -1140,7 +1144,7 @@ def length_of_sight(config, lines):
         if (attention, direction) == ("self", 1):  # column c > 0 holds digit c - 1
             places.add(offset - 1)
         elif (attention, direction) == ("cross", forward) and block < n_number:
-            places.add(offset - spec.msd_first)
+            places.add(offset - spec.msd_first)  # see the table of section 5
         elif (direction, offset) != (0, 0):  # a block's first column is the same in all rows
             raise RunFailed("no proof: a line shows different places at different widths")
     return max(places) - min(places) + 1
@@ -1151,12 +1155,13 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # {(state, latest moves): digits of a shortest way there}, {sight: digits of its question}
+    # A sight is `latest` and one more move, or the end.
+    # {(state, latest): digits of a shortest way there}, {sight: digits of its question}
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():  # a row that sees the end sees no move before `latest`
+        if tails.get(state) == ():  # later rows see only a part of this sight
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1252,7 +1257,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Some are below 0, as one far stronger line can raise the mean above needed lines; -2 keeps all.
+# Some are below 0, as one far stronger line can raise the mean above needed lines.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1515,7 +1520,7 @@ class Config:
                                f"{error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= self.spec._asdict()  # also what is no option, such as base
-        vars(self).update(values | chosen)  # for the method and the preset
+        vars(self).update(values | chosen)  # so far; gives the method and the preset
         self.scheme = METHODS[self.method]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
