@@ -21,14 +21,14 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and, if t > 0, at
    place t - 1 (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines
    that determines every answer, and continue them to any length as a bias on the attention scores,
-   on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of such
-   diagonals (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers, with this bias and no positions; in a first attempt, q and k are zero.
+   on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of any
+   diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
+4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
-   windows of these lines occur in short numbers: 10 of row 0; 10 * 10 * 2 of two digits and, by
-   the carry, either of two tokens before the row; and 2 of END, after a token 0 or 1. Rounding
-   aside, a model that is right on each is right on numbers of any length, by induction: if the
-   tokens before a row are right, the row sees one of these windows.
+   windows of these lines occur in short numbers: 10 of row 0; 10 * 10 * 2 of two digits and the
+   token before the row (two, by the carry); and 2 of END, after a token 0 or 1. Rounding aside, a
+   model that is right on each is right on numbers of any length, by induction: if the tokens before
+   a row are right, the row sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -190,7 +190,7 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
-        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone, without `scores`;
+        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone (`scores` unset);
         weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
@@ -524,7 +524,7 @@ def draw_hard(base, length, n):
 def draw_questions(config, draw, length, n, width=None, distinct=True):
     """-> up to n questions that have an answer, source (n, S), target (n, T + 1). Numbers of
     draw(base, length, n), such as `draw_exact`, are padded with zeros to `width`. If distinct, none
-    is repeated. After ten attempts without a question, each of up to ten more halves length."""
+    is repeated. Of up to 20 attempts, the last ten halve length while no question is found."""
     spec, rows, earlier = config.spec, [], []
     width = width or max(config.widths[0], length + spec.headroom)
     for attempt in range(20):
@@ -568,7 +568,7 @@ class Optimizer:
         for (use_muon, _), weights in together.items():
             values = torch.stack(weights).detach()
             grads, mean, square = values.new_zeros(3, *values.shape)
-            # Weights and gradients become views of stacks (n, *shape), to which torch writes.
+            # Weights and gradients become views of stacks (n, *shape), so one update moves all.
             for weight, value, grad in zip(weights, values, grads):
                 weight.data, weight.grad = value, grad
             self.groups.append((use_muon, values, grads, mean, square))
@@ -735,12 +735,12 @@ NO_PROOF = ("no proof, which needs ABC by our rules without positions, one decod
 
 def settle_seq2seq(config):
     spec, scheme, operands = config.spec, config.scheme, config.spec.operands
-    n_number, n_digit = operands.count("number"), VOCAB.index("+")
-    signs = set(VOCAB[n_digit:]) - {START, END, PAD}
-    demand(n_number and set(operands[n_number:]) <= {"digit"} and 1 < spec.base <= n_digit
+    n_number, max_base = operands.count("number"), VOCAB.index("+")
+    signs = set(VOCAB[max_base:]) - {START, END, PAD}
+    demand(n_number and set(operands[n_number:]) <= {"digit"} and 1 < spec.base <= max_base
            and (len(operands) == 1 or spec.sign in signs),
            f"--task: {config.task} needs numbers, then digits; and, by VOCAB, a base of 2 to "
-           f"{n_digit} and a sign")
+           f"{max_base} and a sign")
     demand(0 <= spec.headroom and spec.base ** spec.width <= 2 ** 63,
            f"--task: {config.task} needs a headroom of 0 or more; its numbers must fit 64 bits")
     least = spec.width
@@ -819,7 +819,7 @@ def ask(model, config, question):
 #     self        diagonal (1, 1)         the token at a fixed distance before digit t
 #     cross       vertical (1, 0)         one symbol or single digit, whatever t is
 #     cross       anti-diagonal (1, -1)   place t + offset, counted from a number's last digit
-#     cross       diagonal (1, 1)         place t + offset - 1 (msd_first): column c of a block
+#     cross       diagonal (1, 1)         if msd_first, place t + offset - 1: column c of a block
 #                                         has place c - 1, and column 0 has START or a sign
 
 class Line(NamedTuple):
@@ -846,8 +846,8 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: column of the line in each row (M,); -1 if outside the block or after the row}. In
-    `$0129|&`, for (cross, -1, 0, -1): -1, 4, 3, 2, 1, which show nothing, 9, 2, 1, 0."""
+    """-> {path: the line's column in each row (M,); -1 outside its block and, of "self", after the
+    row}. (cross, -1, 0, -1) in `$0129|&`: -1, 4, 3, 2, 1, which show nothing, 9, 2, 1, 0."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -876,7 +876,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, a vertical counts in mu and sigma but is yielded only in a first column, as the
+    several blocks, a vertical counts in mu and sigma but is yielded only in its first column, as
     others hold other places at other widths. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
@@ -965,7 +965,7 @@ class CalibratedBias(nn.Module):
             return bias_of_lines(*given, torch.arange(T), torch.arange(S))
 
     def pieces(self, layer, attention, all_rows, S):
-        """For all_rows (T,), T > 100: yield some, the keys that they see, and their bias."""
+        """Yield all_rows (T,) in pieces: rows, the keys that they see, and their bias."""
         given = self.arguments(layer, attention, S)
         lines, _, blocks, _ = given
         for rows in all_rows.split(2048 if all_rows.is_cuda else 128):  # the fastest sizes
@@ -1084,7 +1084,7 @@ def collect_windows(config, lines, questions):
         for s, t, rows in zip(source, target, views):
             for view, token in zip(rows, t[1:].tolist()):
                 shown = token, s, t, len(seen)
-                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)  # of the first row
+                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)  # by the first
                 indexes.append(index)
                 if first != token:
                     why = (f"refuted for any weights: {decode(s)} and {decode(s0)} look the same "
@@ -1097,8 +1097,8 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # count of the latest zeros or, if msd_first, of leading zeros, up to headroom
-    places: int  # count of the places so far, up to the least width
+    zeros: int  # latest or, if msd_first, leading places whose digits are 0, up to headroom
+    places: int  # places so far, up to the least width
 
 def follow_places(spec, least):
     """Follow questions of `least` or more places -> moves, {state: [(digits, token, next state),
@@ -1118,7 +1118,7 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            zeros = min(state.zeros + 1, spec.headroom)  # with msd_first, it stays complete
+            zeros = min(state.zeros + 1, spec.headroom)  # with msd_first, it never falls
             if any(number) and not spec.msd_first:
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
@@ -1137,7 +1137,7 @@ def follow_places(spec, least):
 def length_of_sight(config, lines):
     """-> number of moves from the first to the last that a row may see. Raises: RunFailed."""
     spec = config.spec
-    places = {-1, 0}  # that row t may see, less t: -1 of the token before it, 0 of its own
+    places = {-1, 0}  # less t, that row t sees or writes: -1 the token before it, 0 its own
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
@@ -1161,7 +1161,7 @@ def short_questions(config, lines):
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():  # later rows see only a part of this sight
+        if tails.get(state) == ():  # the last sight needed, as later rows see only a part of it
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1520,7 +1520,7 @@ class Config:
                                f"{error!r}") from None
         values = {name: default for name, (_, default, _) in options.items()} | self.kind.defaults
         values |= self.spec._asdict()  # also what is no option, such as base
-        vars(self).update(values | chosen)  # so far; gives the method and the preset
+        vars(self).update(values | chosen)  # to know the method and the preset
         self.scheme = METHODS[self.method]
         if self.kind is SEQ2SEQ:
             values["steps"] *= self.scheme.steps_factor
