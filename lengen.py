@@ -25,10 +25,10 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
-   windows of these lines occur in short numbers: 10 of row 0; 10 * 10 * 2 of two digits and the
-   token before the row (two, by the carry); and 2 of END, after a token 0 or 1. Rounding aside, a
-   model that is right on each is right on numbers of any length, by induction: if the tokens before
-   a row are right, the row sees one of these windows.
+   windows of these lines occur in short numbers: 10 of row 0; 200 of later rows, of the digits at t
+   and t - 1 and the token before the row, which is the latter plus 0 or 1; and 2 of END, as numbers
+   have a leading zero. Rounding aside, a model that is right on each is right on numbers of any
+   length, by induction: if the tokens before a row are right, the row sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -876,8 +876,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, a vertical counts in mu and sigma but is yielded only in its first column, as
-    others hold other places at other widths. Source: v1, Eqs. 1, 2; the authors' code."""
+    several blocks, verticals count in mu and sigma, but only blocks' first columns are yielded: in
+    others, the place changes with the width. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -901,7 +901,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
     cross, the greater bias counts. In a head, a row on no line sees column 0 by our rules, all keys
-    by others (papers: if there is no line). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    by others (papers: only in a head without lines). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1000,7 +1000,7 @@ def calibrate(config, attention, **changes):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
-            # The first rows, which training numbers fill, also if --width pads them further.
+            # The first rows, which training numbers fill (not by msd_first and a large --width).
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
@@ -1037,7 +1037,7 @@ def deal_lines(lines, n_head):
 # Which questions show all windows? A question is a path of *moves*, one at each place: a digit of
 # each operand and of the answer. They lead from *state* to state: the carry, single digits, and
 # counts of zeros and places, which tell where the question may end. Lines show a row only moves at
-# fixed distances, its *sight*: here move t and the one before. Equal sights have equal windows:
+# fixed distances, its *sight*: here moves t - 1 and t. Equal sights have equal windows and answers:
 #
 #     row of `$0129&`             0              1             2             3             4
 #     carry before move t         1              1             0             0             0
@@ -1048,8 +1048,8 @@ def deal_lines(lines, n_head):
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
 # With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
-# would reach the end; row 4 sees only a part of it, in the same question, and needs no sight of its
-# own. A sight of two missing moves and move 0 would belong to no row, which does no harm.
+# would be moves 2, 3 and the end; row 4 sees the last two of these, in the same question, so it
+# needs no sight of its own. A sight of two missing moves and move 0 belongs to no row: no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1097,8 +1097,8 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # latest or, if msd_first, leading places whose digits are 0, up to headroom
-    places: int  # places so far, up to the least width
+    zeros: int  # how many of the last places have digits 0; if msd_first, of the first; <= headroom
+    places: int  # how many there were so far; <= the least width
 
 def follow_places(spec, least):
     """Follow questions of `least` or more places -> moves, {state: [(digits, token, next state),
@@ -1118,8 +1118,9 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            zeros = min(state.zeros + 1, spec.headroom)  # with msd_first, it never falls
-            if any(number) and not spec.msd_first:
+            if spec.msd_first or not any(number):
+                zeros = min(state.zeros + 1, spec.headroom)
+            else:
                 zeros = 0
             after = State(state.singles, carry, zeros, min(state.places + 1, least))
             digits = number + state.singles
@@ -1137,7 +1138,7 @@ def follow_places(spec, least):
 def length_of_sight(config, lines):
     """-> number of moves from the first to the last that a row may see. Raises: RunFailed."""
     spec = config.spec
-    places = {-1, 0}  # less t, that row t sees or writes: -1 the token before it, 0 its own
+    places = {-1, 0}  # relative to row t: -1 of the token before it, 0 of the one to write
     forward = 1 if spec.msd_first else -1
     n_number = spec.operands.count("number")  # block n < n_number is operand n with its sign
     for attention, direction, block, offset in {line.path for line in lines}:
@@ -1155,7 +1156,7 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight is `latest` and one more move, or the end.
+    # A sight is `latest` and one more move, or the end. It fixes a window; states, what follows.
     # {(state, latest): digits of a shortest way there}, {sight: digits of its question}
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
@@ -1280,7 +1281,7 @@ def choose_lines(config, attention):
             windows = enumerate_windows(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
-            pool += windows.clash
+            pool += windows.clash  # two batches of one question
     raise RunFailed(f"no lines determine the answer; {in_pool.why}")
 
 def retrain(run, attempt, lines, windows, vanilla=None):
@@ -1383,7 +1384,7 @@ ENCODER_TASKS = {
     # 12@+39@ -> $51@@, modulo 100 $51
     "addition": EncoderTask("a + b", "+", int.__add__, 8000, n_encoder=6),
     # 12@*9@@ -> $108@@@, modulo 100 $08
-    "multiplication": EncoderTask("a * b, b of few digits", "*", int.__mul__, 10_000, 1),
+    "multiplication": EncoderTask("a * b, b is short", "*", int.__mul__, 10_000, second_digits=1),
 }
 
 ENCODER_OPTIONS = dict(
