@@ -26,9 +26,9 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
 4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
    windows of these lines occur in short numbers: 10 of row 0; 200 of later rows, of the digits at t
-   and t - 1 and the token before the row, which is the latter plus 0 or 1; and 2 of END, as numbers
-   have a leading zero. Rounding aside, a model that is right on each is right on numbers of any
-   length, by induction: if the tokens before a row are right, the row sees one of these windows.
+   and t - 1 and the token before the row, the second digit plus 0 or 1, modulo 10; and 2 of END, as
+   the token before it is a leading zero plus 0 or 1. Rounding aside, a model right on each is right
+   on numbers of any length, by induction: if tokens before a row are right, it sees one of them.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -876,8 +876,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, verticals count in mu and sigma, but only blocks' first columns are yielded: in
-    others, the place changes with the width. Source: v1, Eqs. 1, 2; the authors' code."""
+    several blocks, all verticals count in mu and sigma, but only blocks' first columns are yielded:
+    in others, the place changes with the width. Source: v1, Eqs. 1, 2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -900,8 +900,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
-    cross, the greater bias counts. In a head, a row on no line sees column 0 by our rules, all keys
-    by others (papers: only in a head without lines). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, all keys
+    by others (papers: only if the head has none). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1049,7 +1049,7 @@ def deal_lines(lines, n_head):
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
 # With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
 # would be moves 2, 3 and the end; row 4 sees the last two of these, in the same question, so it
-# needs no sight of its own. A sight of two missing moves and move 0 belongs to no row: no harm.
+# needs no sight of its own. The first, two missing moves and move 0, belongs to no row: no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1097,8 +1097,8 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # how many of the last places have digits 0; if msd_first, of the first; <= headroom
-    places: int  # how many there were so far; <= the least width
+    zeros: int  # latest places in a row (msd_first: first places) with digits 0; stops at headroom
+    places: int  # places so far; stops at the least width
 
 def follow_places(spec, least):
     """Follow questions of `least` or more places -> moves, {state: [(digits, token, next state),
@@ -1156,13 +1156,13 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight is `latest` and one more move, or the end. It fixes a window; states, what follows.
+    # A sight is `latest` and one more move, or the end. It fixes a window; the state, what follows.
     # {(state, latest): digits of a shortest way there}, {sight: digits of its question}
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():  # the last sight needed, as later rows see only a part of it
+        if tails.get(state) == ():  # its question's last, as later rows see only a part of it
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
@@ -1258,7 +1258,7 @@ def drop_lines(config, lines, pool):
             lines = fewer
     return lines
 
-# Some are below 0, as one far stronger line can raise the mean above needed lines.
+# Some are below 0, as one strong line can raise the mean above needed ones; -2 opens nearly all.
 KAPPAS = 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0, -0.05, -0.1, -0.15, -0.2, -2.0
 
 def choose_lines(config, attention):
@@ -1281,7 +1281,7 @@ def choose_lines(config, attention):
             windows = enumerate_windows(config, lines)
             if not windows.clash:
                 return kappa, lines, windows
-            pool += windows.clash  # two batches of one question
+            pool += windows.clash  # two batches, one question each
     raise RunFailed(f"no lines determine the answer; {in_pool.why}")
 
 def retrain(run, attempt, lines, windows, vanilla=None):
@@ -1381,9 +1381,9 @@ class EncoderTask(NamedTuple):
     n_encoder: int = 3  # number of layers, or of passes through one
 
 ENCODER_TASKS = {
-    # 12@+39@ -> $51@@, modulo 100 $51
+    # 12@+39@ -> $51@@; modulo 100: $51
     "addition": EncoderTask("a + b", "+", int.__add__, 8000, n_encoder=6),
-    # 12@*9@@ -> $108@@@, modulo 100 $08
+    # 12@*9@@ -> $108@@@; modulo 100: $08
     "multiplication": EncoderTask("a * b, b is short", "*", int.__mul__, 10_000, second_digits=1),
 }
 
