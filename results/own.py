@@ -18,7 +18,7 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(len(L.VOCAB), 64)
         self.layer = nn.TransformerDecoderLayer(64, 4, 256, 0, batch_first=True, norm_first=True)
         self.head = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, len(L.VOCAB)))
-        self.bias = None  # later bias(0, "self" or "cross", T, N) -> (4, T, N)
+        self.bias = None  # later bias(0, "self" or "cross", T, N) -> (4, T, N), causal in "self"
 
     def use(self, bias):
         """Attend by this bias alone, without positions, queries and keys; their gradients stay 0."""
