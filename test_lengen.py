@@ -368,6 +368,14 @@ def test_generate_equals_the_greedy_loop(double, method, limit):
     assert len(expected.unique()) > 2  # not one token again and again
     assert L.generate(model.train(), source, limit).equal(expected)
 
+def test_pieces_are_on_the_device_of_their_rows():
+    """Also if another device is the default one when they are made."""
+    bias = L.CalibratedBias(one_layer(), lines_at(one_layer(), "0 -1"))
+    rows = torch.arange(300)
+    with torch.device("meta"):
+        devices = {x.device for piece in bias.pieces(0, "cross", rows, 302) for x in piece}
+    assert devices == {rows.device}
+
 @parametrize("rules, scores", [("ours", None), ("ours", L.rotary), ("v1", None)])
 def test_pieces_give_the_logits_of_the_whole_bias(double, monkeypatch, rules, scores):
     """As in training; beyond 100 rows, by our rules, they come unless a method has own scores."""
