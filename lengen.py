@@ -190,8 +190,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
         T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
-        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone (`scores` unset);
-        weights are then None."""
+        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone, so that `scores`
+        must be None; weights are then None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.hstack(outputs), None
@@ -893,8 +893,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
             # A little more, or lines of equal mean would stand out by rounding.
             threshold = mu + kappa * unit + 1e-5 * mu
             for (direction, block, offset), x in means.items():
-                other_at_other_width = direction == 0 and offset > 0 and len(blocks) > 1
-                if x > threshold and not other_at_other_width:
+                moves_with_width = direction == 0 and offset > 0 and len(blocks) > 1
+                if x > threshold and not moves_with_width:
                     yield Line(head, direction, block, offset, bias=float(x - d.max()),
                                z=float((x - mu) / sigma), attention=of)
 
@@ -1000,7 +1000,7 @@ def calibrate(config, attention, **changes):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
-            # The first rows, which training numbers fill (not by msd_first and a large --width).
+            # Training numbers fill the first rows; with msd_first, a large --width pads these.
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
@@ -1049,7 +1049,7 @@ def deal_lines(lines, n_head):
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
 # With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
 # would be moves 2, 3 and the end; row 4 sees the last two of these, in the same question, so it
-# needs no sight of its own. The first, two missing moves and move 0, belongs to no row: no harm.
+# needs no sight of its own. The first sight would belong to no row, which does no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1083,8 +1083,8 @@ def collect_windows(config, lines, questions):
         indexes, views = [], views_of_rows(bias, source, target).numpy()
         for s, t, rows in zip(source, target, views):
             for view, token in zip(rows, t[1:].tolist()):
-                shown = token, s, t, len(seen)
-                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)  # by the first
+                shown = token, s, t, len(seen)  # kept if the window is new
+                first, s0, t0, index = seen.setdefault(view.tobytes(), shown)
                 indexes.append(index)
                 if first != token:
                     why = (f"refuted for any weights: {decode(s)} and {decode(s0)} look the same "
@@ -1162,7 +1162,8 @@ def short_questions(config, lines):
     nodes = list(paths)
     for state, latest in nodes:  # grows
         path = paths[state, latest]
-        if tails.get(state) == ():  # its question's last, as later rows see only a part of it
+        if tails.get(state) == ():
+            # Later rows see only a part of this sight, in the same question.
             found.setdefault(latest + (END,), path)
         for digits, token, after in moves[state]:
             if after not in tails:
