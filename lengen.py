@@ -25,10 +25,11 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
 5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
-   windows of these lines occur in short numbers: 10 of row 0; 200 of later rows, of the digits at t
-   and t - 1 and the token before the row, the second digit plus 0 or 1, modulo 10; and 2 of END, as
-   the token before it is a leading zero plus 0 or 1. Rounding aside, a model right on each is right
-   on numbers of any length, by induction: if tokens before a row are right, it sees one of them.
+   windows of these lines occur in short numbers: 10 of row 0; 200 of later rows (10 digits at t,
+   times 10 at t - 1, times 2 tokens before the row: the digit at t - 1 plus 0 or 1, modulo 10);
+   and 2 of END (the token before it is a leading zero plus 0 or 1). Rounding aside, a model right
+   on each is right on numbers of any length, by induction: if the tokens before a row are right,
+   it sees one of these windows.
 
 For the idea alone, read this preamble and sections 1, 2, 5 and 7. `config` has the options of a
 run, such as config.lr, and its entries of TASKS, METHODS and KINDS (of models): `spec`, `scheme`
@@ -847,7 +848,8 @@ def lines_of(x, direction):
 
 def columns_of(lines, rows, blocks):
     """-> {path: the line's column in each row (M,); -1 outside its block and, of "self", after the
-    row}. (cross, -1, 0, -1) in `$0129|&`: -1, 4, 3, 2, 1, which show nothing, 9, 2, 1, 0."""
+    row}. In `$0129|&`, the anti-diagonal (cross, -1, 0, -1) has columns -1, 4, 3, 2, 1: row 1 sees
+    the 9, and row 2 the 2."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -1049,7 +1051,8 @@ def deal_lines(lines, n_head):
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
 # With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
 # would be moves 2, 3 and the end; row 4 sees the last two of these, in the same question, so it
-# needs no sight of its own. The first sight would belong to no row, which does no harm.
+# needs no sight of its own. The first sight, of move 0 alone, belongs to no row; its question is
+# superfluous but harmless.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1118,7 +1121,7 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            if spec.msd_first or not any(number):
+            if spec.msd_first or not any(number):  # with msd_first, it is full at a nonzero digit
                 zeros = min(state.zeros + 1, spec.headroom)
             else:
                 zeros = 0
@@ -1156,8 +1159,9 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight is `latest` and one more move, or the end. It fixes a window; the state, what follows.
-    # {(state, latest): digits of a shortest way there}, {sight: digits of its question}
+    # A sight, `latest` plus either one more move or the end, fixes the window of a row. The state
+    # fixes which moves may follow. paths: {(state, latest): digits of a shortest way there};
+    # found: {sight: digits of its question}.
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
     for state, latest in nodes:  # grows
@@ -1237,9 +1241,10 @@ def prove(model, windows):
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# Of other sections, this uses the following. q: questions, source (B, S), target (B, T + 1).
+# Besides section 5 and RunFailed, this uses the following; q: source (B, S), target (B, T + 1).
 #
 #     Config(**values) -> a config; config.provable: whether there can be a proof (by default: yes)
+#     seed_draws(*names): seed torch's random draws by these names
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1317,7 +1322,8 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # windows are known, but the proof failed
-        # A head mixes up its lines, so a new model has them in different heads, for more steps.
+        # Attempt 1 had fixed weights (q = k = 0), so a head may confuse the tokens of its lines.
+        # Now lines are spread over the heads of a new model, with twice the steps.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
