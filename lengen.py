@@ -1677,7 +1677,9 @@ def main(argv=None):
             demand(not (given or out or as_json), "--ask takes only --from, --device, --quiet")
             finished = sorted(Path("runs").glob("*/result.json"), key=os.path.getmtime)
             demand(source or finished, "--ask: there is no finished run in runs/")
-            model, config, _ = load(source or finished[-1].parent)
+            model, config, parts = load(source or finished[-1].parent)
+            if not parts["proof"]["proved"]:  # its answers may be wrong
+                print(f"lengen: {parts['proof']['why']}", file=sys.stderr)
             for question in questions:
                 print(ask(model.to(device), config, question))
         else:
