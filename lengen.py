@@ -24,7 +24,7 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of any
    diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
-5. Prove. A row now sees only the token before it and those on its lines, its *window*. All 212
+5. Prove. A row now sees only the token before it and those left open, its *window*. All 212
    windows of these lines occur in short numbers: 10 of row 0; 200 of later rows (10 digits at t,
    times 10 at t - 1, times 2 tokens before the row: the digit at t - 1 plus 0 or 1, modulo 10);
    and 2 of END (the token before it is a leading zero plus 0 or 1). Rounding aside, a model right
@@ -190,9 +190,9 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, x, memory, bias=None):
         """x (B, T, C), memory (B, S, C), bias broadcastable to (B, H, T, S) or None -> output (B,
-        T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator of (next rows
-        (R,), the keys (K,) that they see, bias (H, R, K)), each computed alone, so that `scores`
-        must be None; weights are then None."""
+        T, C), weights (B, H, T, S), also kept. A very large bias comes as an iterator, for groups
+        of rows in order: rows (R,), the keys (K,) that any of them sees, and their bias (H, R, K).
+        Then `scores` must be None, and weights are None."""
         if isinstance(bias, Iterator):
             outputs = [self(x[:, rows], memory[:, keys], part)[0] for rows, keys, part in bias]
             return torch.hstack(outputs), None
@@ -847,9 +847,9 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: the line's column in each row (M,); -1 outside its block and, of "self", after the
-    row}. In `$0129|&`, the anti-diagonal (cross, -1, 0, -1) has columns -1, 4, 3, 2, 1: row 1 sees
-    the 9, and row 2 the 2."""
+    """-> {path: the line's column in each row (M,); -1 where the line leaves its block or, in "self",
+    would show a later token}. In `$0129|&`, the anti-diagonal (cross, -1, 0, -1) has columns -1, 4,
+    3, 2, 1: row 1 sees the 9, and row 2 the 2."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -1002,7 +1002,8 @@ def calibrate(config, attention, **changes):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
-            # Training numbers fill the first rows; with msd_first, a large --width pads these.
+            # With a large --width, later rows have only leading zeros and are left out. (With
+            # msd_first, the zeros come first, and rows of zeros are averaged, too.)
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
@@ -1025,7 +1026,7 @@ def deal_lines(lines, n_head):
 # depends only on its *window*: the token before it and, for each head, the share of attention that
 # the bias alone gives to each token. Without positions, equal tokens have equal keys and values, so
 # the weight of a token is proportional to exp(its score) times the sum of exp(bias) over the keys
-# that hold it. For `$0129&`, with lines of offsets -1 and 0, which show digits t - 1 and t:
+# that hold it. For `$0129&` (in runs, with at least 7 digits) and lines of offsets -1 and 0:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -1049,10 +1050,9 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# With a third line, of offset 1, the sight of row t would be moves t - 1 to t + 1. That of row 3
-# would be moves 2, 3 and the end; row 4 sees the last two of these, in the same question, so it
-# needs no sight of its own. The first sight, of move 0 alone, belongs to no row; its question is
-# superfluous but harmless.
+# A third line, of offset 1, would make sights three moves long. That of row 3 would be moves 2, 3
+# and the end; row 4 sees the last two of these, in the same question, so it needs no sight of its
+# own. The first sight, (missing, missing, move 0), would belong to no row, which does no harm.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1121,7 +1121,8 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            if spec.msd_first or not any(number):  # with msd_first, it is full at a nonzero digit
+            # With msd_first, a nonzero digit comes only when `zeros` is full, and so it stays full.
+            if spec.msd_first or not any(number):
                 zeros = min(state.zeros + 1, spec.headroom)
             else:
                 zeros = 0
@@ -1376,8 +1377,9 @@ def learn_pairs(run):
     train(run, new_model(run, "model"), "model", data)
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
-# Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t. Numbers have the
-# highest digit first, padding last. Differs: modular tasks have no signs of their own.
+# Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t, so it has at most
+# 2W + 1 digits. Numbers have the highest digit first, padding last. Differs: modular tasks have no
+# signs of their own.
 
 class EncoderTask(NamedTuple):
     about: str
