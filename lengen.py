@@ -24,7 +24,7 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of any
    diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
 4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
-5. Prove. A row now sees only the token before it and those left open, its *window*. All 212
+5. Prove. A row now sees only the token before it and those at open keys, its *window*. All 212
    windows of these lines occur in short numbers: 10 of row 0; 200 of later rows (10 digits at t,
    times 10 at t - 1, times 2 tokens before the row: the digit at t - 1 plus 0 or 1, modulo 10);
    and 2 of END (the token before it is a leading zero plus 0 or 1). Rounding aside, a model right
@@ -847,9 +847,9 @@ def lines_of(x, direction):
     return [(n, x.diagonal(n)) for n in range(1 - len(x), x.shape[1])]
 
 def columns_of(lines, rows, blocks):
-    """-> {path: the line's column in each row (M,); -1 where the line leaves its block or, in "self",
-    would show a later token}. In `$0129|&`, the anti-diagonal (cross, -1, 0, -1) has columns -1, 4,
-    3, 2, 1: row 1 sees the 9, and row 2 the 2."""
+    """-> {path: the line's column in each row (M,)}; -1 where it leaves its block or would, in
+    "self", show a later token. In `$0129|&`, the anti-diagonal (cross, -1, 0, -1) has columns -1,
+    4, 3, 2, 1: row 1 sees the 9, and row 2 the 2."""
     columns = {}
     for path in {line.path for line in lines}:  # a line is often in several heads
         attention, direction, block, offset = path
@@ -1002,8 +1002,8 @@ def calibrate(config, attention, **changes):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
                 rule["directions"] = 0, 1 if config.spec.msd_first else -1
-            # With a large --width, later rows have only leading zeros and are left out. (With
-            # msd_first, the zeros come first, and rows of zeros are averaged, too.)
+            # With a large --width, rows after these write leading zeros and are left out. (With
+            # msd_first, zeros come first, so that the rows kept may write nothing else.)
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
             for line in find_lines(filled, name, blocks_of(config, name, maps.shape[3]), **rule):
                 yield line._replace(layer=layer, bias=round(line.bias, 2))
@@ -1026,7 +1026,7 @@ def deal_lines(lines, n_head):
 # depends only on its *window*: the token before it and, for each head, the share of attention that
 # the bias alone gives to each token. Without positions, equal tokens have equal keys and values, so
 # the weight of a token is proportional to exp(its score) times the sum of exp(bias) over the keys
-# that hold it. For `$0129&` (in runs, with at least 7 digits) and lines of offsets -1 and 0:
+# that hold it. For `$0129&` (in runs, padded to 7 digits or more) and offsets -1 and 0:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -1245,7 +1245,7 @@ def prove(model, windows):
 # Besides section 5 and RunFailed, this uses the following; q: source (B, S), target (B, T + 1).
 #
 #     Config(**values) -> a config; config.provable: whether there can be a proof (by default: yes)
-#     seed_draws(*names): seed torch's random draws by these names
+#     seed_draws(*names): seed random draws by these names
 #     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
 #     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
@@ -1323,8 +1323,8 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # windows are known, but the proof failed
-        # Attempt 1 had fixed weights (q = k = 0), so a head may confuse the tokens of its lines.
-        # Now lines are spread over the heads of a new model, with twice the steps.
+        # In attempt 1, q = k = 0 fixed the attention, and a head may confuse tokens of its lines.
+        # A new model can learn q and k; lines are spread over its heads, with twice the steps.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
@@ -1377,9 +1377,9 @@ def learn_pairs(run):
     train(run, new_model(run, "model"), "model", data)
 
 # 9. Encoders: one pass, relative positions, priming -----------------------------------------------
-# Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t, so it has at most
-# 2W + 1 digits. Numbers have the highest digit first, padding last. Differs: modular tasks have no
-# signs of their own.
+# Source: Jelassi, Secs. 2.1, 2.2 and 5. Digit t of the answer is read at token t of the question,
+# which has 2W + 1 tokens. Numbers have the highest digit first, padding last. Differs: modular
+# tasks have no signs of their own.
 
 class EncoderTask(NamedTuple):
     about: str
