@@ -1216,8 +1216,8 @@ def measure_drift(model, windows, logits):
 
 @torch.no_grad()
 def prove(model, windows):
-    """-> {"proved", "why"} and, if windows are known, "windows", their number; "margin", the least
-    lead of a right token, in logits; "drift", "drift_digits", see `measure_drift`."""
+    """-> {"proved", "why"} and, as far as the proof gets, "windows", their number; "margin", the
+    least lead of a right token, in logits; "drift", "drift_digits", see `measure_drift`."""
     model.eval()
     if windows.why:
         return dict(proved=False, why=windows.why)
