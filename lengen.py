@@ -1121,8 +1121,7 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            # With msd_first, a nonzero digit comes only when `zeros` is full, and so it stays full.
-            if spec.msd_first or not any(number):
+            if spec.msd_first or not any(number):  # msd_first: at a nonzero digit, zeros is full
                 zeros = min(state.zeros + 1, spec.headroom)
             else:
                 zeros = 0
@@ -1160,9 +1159,8 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight, `latest` plus either one more move or the end, fixes the window of a row. The state
-    # fixes which moves may follow. paths: {(state, latest): digits of a shortest way there};
-    # found: {sight: digits of its question}.
+    # A sight, `latest` plus a move or the end, fixes a window; a state fixes which moves may follow.
+    # paths: {(state, latest): digits of a shortest way}; found: {sight: digits of its question}.
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
     for state, latest in nodes:  # grows
@@ -1323,8 +1321,7 @@ def learn_abc(run):
     # 4., 5. Vanilla is retrained and proved; by other rules, a new model is trained instead.
     proof = retrain(run, 1, lines, windows, vanilla if config.rules == "ours" else None)
     if not (proof["proved"] or windows.why):  # windows are known, but the proof failed
-        # In attempt 1, q = k = 0 fixed the attention, and a head may confuse tokens of its lines.
-        # A new model can learn q and k; lines are spread over its heads, with twice the steps.
+        # As q = k = 0, a head may confuse its lines. A new model has them in different heads.
         dealt = deal_lines(lines, config.n_head)
         second = retrain(run, 2, dealt, enumerate_windows(config, dealt))
         before, after = (parts[f"attempt {n}"]["curve"][-1][2] for n in (1, 2))
