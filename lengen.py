@@ -1159,7 +1159,7 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight, `latest` plus a move or the end, fixes a window; a state fixes which moves may follow.
+    # A sight, `latest` plus a move or the end, fixes a window; a state, which moves may follow.
     # paths: {(state, latest): digits of a shortest way}; found: {sight: digits of its question}.
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
