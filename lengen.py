@@ -142,7 +142,8 @@ TASKS = {
 def arrange(spec, digits, align=False):
     """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. With align, two
-    operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4."""
+    operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4. Raises:
+    ValueError for an answer with digits beyond the base."""
     answer, carry = [], spec.first
     for column in digits.clone().unbind(1):  # `total` may change them
         digit, carry = spec.step(carry, column)
@@ -151,6 +152,8 @@ def arrange(spec, digits, align=False):
     valid = (answer != -1).all(1)
     if spec.headroom and not spec.msd_first:
         valid &= carry == 0
+    if not ((answer >= 0) & (answer < spec.base))[valid].all():
+        raise ValueError(f"digits of an answer must be -1 or 0 to {spec.base - 1}")
     if spec.label:
         answer = answer[:, -1:]
     sign, start, end = (encode(x).expand(len(answer), -1) for x in (spec.sign, START, END))

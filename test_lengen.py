@@ -52,7 +52,6 @@ def small(task="addition", model="seq2seq", **options):
     return Config(task, model, **given | options)
 
 def add_task(monkeypatch, total, **fields):
-    """For the time of a test, add the task "own"."""
     monkeypatch.setitem(TASKS, "own", L.Task("a task of our own", total, **fields))
 
 def logits(model, source, target):
@@ -153,12 +152,10 @@ def test_example_refuses_what_is_no_question(question):
     with raises(BadInput):
         example(*question.split())
 
-def subtract(carry, a, b):
-    return a - b + carry
-
 def test_draw_questions_leaves_out_those_without_an_answer(monkeypatch):
     """A difference below 0 has none, as Python's integers tell."""
-    add_task(monkeypatch, subtract, operands=("number", "number"), sign="+")
+    two = "number", "number"
+    add_task(monkeypatch, lambda carry, a, b: a - b + carry, operands=two, sign="+")
     source, target = draw_questions(small("own"), draw_exact, 6, 200)
     assert len(source) == 200
     for question, answer in zip(source, target):
@@ -179,6 +176,12 @@ def test_draw_questions_computes_the_first_digit_first_with_msd_first(monkeypatc
         assert int(decode(answer)[1:-1]) == a // b
     with raises(BadInput):
         example("own", "7", "0")
+
+@parametrize("change", [4, -2])
+def test_arrange_refuses_digits_outside_the_base(monkeypatch, change):
+    add_task(monkeypatch, lambda carry, a: (a + change, carry))
+    with raises(ValueError, match="0 to 9"):
+        draw_questions(small("own"), draw_exact, 6, 200)
 
 @parametrize("task, n", [("successor", 9), ("nx1", 90)])
 def test_draw_questions_are_distinct_and_all_if_they_are_few(task, n):
@@ -422,8 +425,7 @@ def fit(model, batches):
 def drawn_batches(n):
     return [(drawn_tokens(8, 7), drawn_tokens(8, 6)) for _ in range(n)]
 
-@parametrize("kind, beta, decay", [
-    ("seq2seq", 0.98, 0.0), ("encoder", 0.999, 0.01)])
+@parametrize("kind, beta, decay", [("seq2seq", 0.98, 0.0), ("encoder", 0.999, 0.01)])
 def test_take_step_equals_torchs_adamw_in_the_paper_preset(double, kind, beta, decay):
     """Optimizer: a loop with AdamW and clipping at norm 1. `fit` calls take_step by `train`."""
     ours = drawn_model(small(model=kind, preset="paper", lr=0.01))
@@ -644,7 +646,6 @@ def test_bias_of_lines_shows_a_place_to_each_row(task, keys, attention, path, sh
 @parametrize("task, blocks", [
     ("successor", "$0129 &"), ("addition", "$0123 +0748 &"), ("nx1", "$0123 * 7 &")])
 def test_blocks_of_are_numbers_with_the_symbol_before_them_and_single_columns(task, blocks):
-    """By hand."""
     sizes = list(map(len, blocks.split()))
     assert L.blocks_of(small(task), "cross", sum(sizes)) == sizes
 
@@ -1329,7 +1330,6 @@ def test_load_refuses_a_run_of_another_default_type(trained, double):
 
 @parametrize("then, now", [("", "-"), ("-/", "")])
 def test_load_reads_a_run_after_symbols_were_added_or_left_out(command, monkeypatch, then, now):
-    """Those that its task does not use, such as the calculator's."""
     monkeypatch.setattr(L, "VOCAB", VOCAB + then)
     command(f"{NOPE} --out=run")
     monkeypatch.setattr(L, "VOCAB", VOCAB + now)
