@@ -1653,6 +1653,7 @@ def make_parser():
     listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
         "lengen.py", allow_abbrev=False, epilog=f"tasks and methods:{listed}",
+        description="Defaults are those of seq2seq models. None means that it depends on the task.",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (_, default, about) in (ENCODER.options | PAIRS.options | SEQ2SEQ.options).items():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
