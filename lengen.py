@@ -13,10 +13,10 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    attention, in percent: row t writes digit t, and columns are keys at the end of the question.
 
            place 3    2    1    0    &                 place 3     2     1     0     &
-        t = 0    0    2   13   50   23                       x     x     x     0     x
-        t = 1    1    9   38   33   13                       x     x     0  -.14     x
-        t = 2   13   35   29   13    5                       x     0  -.14     x     x
-        t = 3   46   24    7    2    1                       0  -.14     x     x     x
+        t = 0 |  0    2   13   50   23                |      x     x     x     0     x
+        t = 1 |  1    9   38   33   13                |      x     x     0  -.14     x
+        t = 2 | 13   35   29   13    5                |      x     0  -.14     x     x
+        t = 3 | 46   24    7    2    1                |      0  -.14     x     x     x
 
 3. Two lines stand out: row t looks at the digit at place t (50, 38, 35, 46) and, if t > 0, at
    place t - 1 (33, 29, 24), which helps decide whether a carry arrives. Keep a small set of lines
@@ -881,8 +881,9 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, all verticals count in mu and sigma, but only blocks' first columns are yielded:
-    in others, the place changes with the width. Source: v1, Eqs. 1, 2; the authors' code."""
+    several blocks, all verticals count in mu and sigma, but only blocks' first columns are yielded,
+    such as those of `+` and END: in others, the place changes with the width. Source: v1, Eqs. 1,
+    2; the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -930,8 +931,8 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     """For your own model, without a proof: attention (H, m, n), averaged over examples but not
     heads -> bias (H, M, N) of its lines, by RULES[rules][of] and `changes`. of: "cross" or "self"
-    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns. With blocks and
-    directions=(0, -1), cross lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
+    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns; with several
+    and directions=(0, -1), lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
@@ -1004,7 +1005,7 @@ def calibrate(config, attention, **changes):
         for name, maps in zip(("self", "cross"), attention):
             rule = RULES[config.rules][name] | changes
             if ours and name == "cross":  # only directions that mean the same at every size
-                rule["directions"] = 0, 1 if config.spec.msd_first else -1
+                rule["directions"] = (0, 1) if config.spec.msd_first else (0, -1)
             # With a large --width, rows after these write leading zeros and are left out. (With
             # msd_first, zeros come first, so that the rows kept may write nothing else.)
             filled = maps[layer if ours else -1, :, :config.spec.width + 1]
@@ -1053,9 +1054,9 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# A third line, of offset 1, would make sights three moves long. That of row 3 would be moves 2, 3
-# and the end; row 4 sees the last two of these, in the same question, so it needs no sight of its
-# own. The first sight, (missing, missing, move 0), would belong to no row, which does no harm.
+# A third line, of offset 1, would make the sight of row t moves t - 1 to t + 1. The sight that ends
+# with move 0 would be that of row -1, which does not exist; this does no harm. The one that ends
+# with the end would be that of row 3; row 4 sees a part of it, in the same question.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1103,7 +1104,7 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # latest places in a row (msd_first: first places) with digits 0; stops at headroom
+    zeros: int  # latest places with digits 0, up to headroom (msd_first: first places, up to it)
     places: int  # places so far; stops at the least width
 
 def follow_places(spec, least):
@@ -1162,7 +1163,7 @@ def short_questions(config, lines):
     if not tails:
         raise RunFailed("no proof: the task has no question")
     missing = (None,) * (length_of_sight(config, lines) - 1)
-    # A sight, `latest` plus a move or the end, fixes a window; a state, which moves may follow.
+    # A sight, `latest` plus a move or the end, fixes a window. A state fixes what may follow.
     # paths: {(state, latest): digits of a shortest way}; found: {sight: digits of its question}.
     paths, found = {(state, missing): () for state in moves if state.places == 0}, {}
     nodes = list(paths)
@@ -1297,7 +1298,7 @@ def retrain(run, attempt, lines, windows, vanilla=None):
     config, name = run.config, f"attempt {attempt}"
     model = new_model(run, name, lines)
     if vanilla:
-        # Queries and keys become zero and stay so, as the gradient of one has the other as factor.
+        # All queries and keys become zero for good: the gradient of one has the other as factor.
         model.load_state_dict(vanilla.state_dict(), strict=False)  # vanilla has no lines
         for key, weight in model.named_parameters():
             if ".q." in key or ".k." in key:
