@@ -881,9 +881,9 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, all verticals count in mu and sigma, but only blocks' first columns are yielded,
-    such as those of `+` and END: in others, the place changes with the width. Source: v1, Eqs. 1,
-    2; the authors' code."""
+    several blocks, all verticals count in mu and sigma, but only those in first columns are given, as
+    of `+` and END: elsewhere, a digit's worth changes with the width. Source: v1, Eqs. 1, 2; the
+    authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -1054,9 +1054,9 @@ def deal_lines(lines, n_head):
 # `short_questions` walks from the start along all moves, and remembers the state and the latest
 # moves that the next sight needs (here one). Walks that agree in both continue alike, so only the
 # first is followed. Each new sight gives a question: the walk to it, and a shortest way to an end.
-# A third line, of offset 1, would make the sight of row t moves t - 1 to t + 1. The sight that ends
-# with move 0 would be that of row -1, which does not exist; this does no harm. The one that ends
-# with the end would be that of row 3; row 4 sees a part of it, in the same question.
+# With a third line, of offset 1, the sight of row t is moves t - 1 to t + 1. The walk's first sight
+# ends at move 0: it is of row -1, which does not exist, and only adds a question. Its last, up to
+# the end, is of row 3; row 4 sees a part of it, in the same question.
 #
 # All this assumes exact arithmetic and numbers padded as `ask` does, to the least training width or
 # more. As floating point rounds, the right token must lead by MARGIN, and rows of drawn questions
@@ -1104,7 +1104,7 @@ def collect_windows(config, lines, questions):
 class State(NamedTuple):  # a question may end only if both counts have reached their limits
     singles: tuple  # the single digits, the same at every place
     carry: int
-    zeros: int  # latest places with digits 0, up to headroom (msd_first: first places, up to it)
+    zeros: int  # latest (msd_first: first) places with digits 0, counted up to headroom
     places: int  # places so far; stops at the least width
 
 def follow_places(spec, least):
@@ -1125,7 +1125,7 @@ def follow_places(spec, least):
         for number, token, carry in zip(numbers, tokens.tolist(), carries.tolist()):
             if token == -1 or (spec.msd_first and any(number) and state.zeros < spec.headroom):
                 continue  # there is no answer, or a nonzero digit within the headroom
-            if spec.msd_first or not any(number):  # msd_first: at a nonzero digit, zeros is full
+            if spec.msd_first or not any(number):  # msd_first: if any(number), zeros is headroom
                 zeros = min(state.zeros + 1, spec.headroom)
             else:
                 zeros = 0
