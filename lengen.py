@@ -881,8 +881,8 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, all verticals count in mu and sigma, but only those in first columns are given, as
-    of `+` and END: elsewhere, a digit's worth changes with the width. Source: v1, Eqs. 1, 2; the
+    several blocks, all verticals count in mu and sigma, but only those in first columns are given,
+    as of `+` and END: elsewhere, a digit's worth changes with the width. Source: v1, Eqs. 1, 2; the
     authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
