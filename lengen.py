@@ -143,7 +143,7 @@ def arrange(spec, digits, align=False):
     """Digits (B, W, n), as above -> tokens of the questions that have an answer: source (B, S),
     `$0123+0748&`, and target (B, T + 1), `$1780&`, in the order of the places. With align, two
     operands are interleaved: `$+00172438&`. Source: v1, Sec. 3.2; v2, App. D.1, C.4. Raises:
-    ValueError for an answer with digits beyond the base."""
+    ValueError for digits of an answer that the base does not have."""
     answer, carry = [], spec.first
     for column in digits.clone().unbind(1):  # `total` may change them
         digit, carry = spec.step(carry, column)
@@ -907,7 +907,7 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
 def bias_of_lines(lines, n_head, blocks, rules, rows, keys):
     """Extend lines -> bias (H, M, N) between rows (M,) and keys (N,): -inf off all lines; where two
     cross, the greater bias counts. A row on no line of a head sees column 0 by our rules, all keys
-    by others (papers: only if the head has none). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
+    by others (in papers, only if a head has none). Source: v2, Eq. 1, App. E.1; v1, step 2.3."""
     columns = columns_of(lines, rows, blocks)
     bias = torch.full((n_head, len(rows), len(keys)), -math.inf, device=rows.device)
     for line in sorted(lines, key=lambda line: line.bias):  # the greater bias is written last
@@ -1030,7 +1030,7 @@ def deal_lines(lines, n_head):
 # depends only on its *window*: the token before it and, for each head, the share of attention that
 # the bias alone gives to each token. Without positions, equal tokens have equal keys and values, so
 # the weight of a token is proportional to exp(its score) times the sum of exp(bias) over the keys
-# that hold it. For `$0129&` (in runs, padded to 7 digits or more) and offsets -1 and 0:
+# that hold it. For `$0129&` (in runs, padded to 7 digits or more) and lines of offsets -1 and 0:
 #
 #     row t                             0       1       2       3       4
 #     token before the row              $       0       3       1       0
@@ -1244,17 +1244,17 @@ def prove(model, windows):
     return proof
 
 # 7. ABC from end to end ---------------------------------------------------------------------------
-# Besides section 5 and RunFailed, this uses the following; q: source (B, S), target (B, T + 1).
+# Besides section 5 and RunFailed, this uses the following; Q: source (B, S), target (B, T + 1).
 #
 #     Config(**values) -> a config; config.provable: whether there can be a proof (by default: yes)
 #     seed_draws(*names): seed random draws by these names
-#     draw_questions(config, draw, length, n) -> q; draw_exact is random, draw_hard has long carries
-#     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> n uniform q
+#     draw_questions(config, draw, length, n) -> Q; draw_exact is random, draw_hard has long carries
+#     numbers_data(config, steps, first_training) -> data; its batch(steps, n) -> a uniform Q of n
 #     new_model(run, name, lines) -> a Transformer that adds the bias of lines to its scores
 #     train(run, model, name, data, windows) -> the last proof; one that is "proved" ends it
 #     run.parts[name]["curve"], a list of [step, loss, unseen accuracy]; run.keep saves a part
-#     collect_windows(config, lines, [q, ...]) -> Windows: what rows of these questions see, up to a
-#         `clash`: two q that look the same to a row but need different tokens; () if there is none
+#     collect_windows(config, lines, [Q, ...]) -> Windows: what rows of these questions see, up to a
+#         `clash`: two Q that look the same to a row but need different tokens; () if there is none
 #     enumerate_windows(config, lines) -> Windows of all questions, or `why` they are not known
 
 def drop_lines(config, lines, pool):
@@ -1654,7 +1654,7 @@ def make_parser():
     listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
         "lengen.py", allow_abbrev=False, epilog=f"tasks and methods:{listed}",
-        description="Defaults are those of seq2seq models. None means that it depends on the task.",
+        description="Defaults are those of seq2seq models; None depends on the task, or is off.",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (_, default, about) in (ENCODER.options | PAIRS.options | SEQ2SEQ.options).items():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,

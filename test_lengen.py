@@ -154,8 +154,8 @@ def test_example_refuses_what_is_no_question(question):
 
 def test_draw_questions_leaves_out_those_without_an_answer(monkeypatch):
     """A difference below 0 has none, as Python's integers tell."""
-    two = "number", "number"
-    add_task(monkeypatch, lambda carry, a, b: a - b + carry, operands=two, sign="+")
+    add_task(monkeypatch, lambda carry, a, b: a - b + carry, operands=("number", "number"),
+             sign="+")
     source, target = draw_questions(small("own"), draw_exact, 6, 200)
     assert len(source) == 200
     for question, answer in zip(source, target):
