@@ -23,7 +23,7 @@ it read along lines that continue to any length. Our variant, `learn_abc` (secti
    that determines every answer, and continue them to any length as a bias on the attention scores,
    on the right. In each head, the bias of a diagonal is its mean minus the greatest mean of any
    diagonal (here, .423 - .423 = 0 and .287 - .423 = -.136). Other keys are closed by -inf (x).
-4. Retrain on short numbers, without positions; in a first attempt, by this bias alone (q = k = 0).
+4. Retrain on short numbers, without positions; at first, attention is the bias alone (q = k = 0).
 5. Prove. A row now sees only the token before it and those at open keys, its *window*. All 212
    windows of these lines occur in short numbers: 10 of row 0; 200 of later rows (10 digits at t,
    times 10 at t - 1, times 2 tokens before the row: the digit at t - 1 plus 0 or 1, modulo 10);
@@ -881,9 +881,9 @@ def find_lines(attention, of, blocks, kappa, directions=(1, 0, -1), together=Fal
         ours, kappa 0.4   d > .294    offset 0, and offset -1 with bias .31 - .44 = -.13
 
     By our rules, only lines in over half of the rows count, as means of few cells vary more. With
-    several blocks, all verticals count in mu and sigma, but only those in first columns are given,
-    as of `+` and END: elsewhere, a digit's worth changes with the width. Source: v1, Eqs. 1, 2; the
-    authors' code."""
+    several blocks, all verticals count in mu and sigma, but only those in a block's first column,
+    such as that of `+`, are yielded: places in others change with the width. Source: v1, Eqs. 1, 2;
+    the authors' code."""
     groups = [directions] if together else [[direction] for direction in directions]
     for group in groups:
         for head, maps in enumerate(attention):
@@ -931,8 +931,8 @@ RULES = {
 def abc_bias(attention, M, N, rules="ours", of="cross", blocks=None, **changes):
     """For your own model, without a proof: attention (H, m, n), averaged over examples but not
     heads -> bias (H, M, N) of its lines, by RULES[rules][of] and `changes`. of: "cross" or "self"
-    (add `causal_bias(M)`). blocks: (size in n, size in N) of each block of columns; with several
-    and directions=(0, -1), lines mean the same at every size. Source: v1, Sec. 5; v2, App. D."""
+    (add `causal_bias(M)`). blocks: (size in n, size in N) of each column block; with several and
+    directions=(0, -1), cross lines mean the same at any size. Source: v1, Sec. 5; v2, App. D."""
     now, then = zip(*(blocks or [(attention.shape[2], N)]))
     lines = list(find_lines(attention.cpu(), of, now, **RULES[rules][of] | changes))
     return bias_of_lines(lines, len(attention), then, rules,
@@ -1135,7 +1135,7 @@ def follow_places(spec, least):
             if after not in moves:
                 moves[after] = []
                 states.append(after)
-    further = dict(tails)  # at first, the states at which a question may end
+    further = tails  # at first, the states at which a question may end
     while further:  # each pass finds the states that are one place further from an end
         further = {state: (digits,) + tails[after] for state in moves.keys() - tails
                    for digits, _, after in moves[state] if after in tails}
@@ -1188,7 +1188,7 @@ def short_questions(config, lines):
         for digits in torch.tensor(list(group)).split(500):  # few enough for memory
             yield arrange(config.spec, digits)
     if too_many:  # said last, as a clash would say more
-        raise RunFailed(f"no proof: too many windows ({MOST_WINDOWS:,} sights); tested only")
+        raise RunFailed(f"no proof: too many windows (limit {MOST_WINDOWS:,}); tested only")
 
 def enumerate_windows(config, lines):
     """-> Windows: all, or those up to a clash, or none, if `why` says that there is no list."""
@@ -1654,7 +1654,7 @@ def make_parser():
     listed = "".join(f"\n  {name:<22}{entry.about}" for name, entry in entries.items())
     p = argparse.ArgumentParser(
         "lengen.py", allow_abbrev=False, epilog=f"tasks and methods:{listed}",
-        description="Defaults are those of seq2seq models; None depends on the task, or is off.",
+        description="Shared options show seq2seq defaults; None depends on the task, or is off.",
         formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (_, default, about) in (ENCODER.options | PAIRS.options | SEQ2SEQ.options).items():
         p.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS,
