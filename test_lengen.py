@@ -922,7 +922,7 @@ def test_short_questions_have_no_digit_after_which_none_can_end(monkeypatch, hea
     assert max(source[:, 1:-1].max() for source, _ in questions) == most
 
 @parametrize("task, places, most, why", [("successor", "0 -1", 212, "^$"),
-    ("successor", "0 -1", 211, "windows .211 "), ("addition", "0", 200, "^refuted")])
+    ("successor", "0 -1", 211, "windows .limit 211."), ("addition", "0", 200, "^refuted")])
 def test_enumerate_windows_ends_at_most_windows(monkeypatch, task, places, most, why):
     """Successor has 212. The line of addition shows no carry: a clash is found before that."""
     monkeypatch.setattr(L, "MOST_WINDOWS", most)
